@@ -1,0 +1,1 @@
+"""llmgw: turns machines you own into one LLM service."""

@@ -1,0 +1,353 @@
+"""The nouns: nodes and what they have, replicas and their shards. Frozen; a change is a new value.
+
+Sizes are bytes, durations seconds. ``*_at`` and ``since`` are wall-clock Unix times for people to read;
+``heard_at_s`` is the control plane's own monotonic clock, the only one by which liveness is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llmgw.cluster.catalog import Catalog, EngineName, ModelSpec, Profile, Task
+
+
+class NodeState(StrEnum):
+    JOINING = "joining"
+    READY = "ready"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    REVOKED = "revoked"
+
+
+class ReplicaState(StrEnum):
+    UNPLACED = "unplaced"
+    PLACING = "placing"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class ShardState(StrEnum):
+    WANTED = "wanted"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class EngineState(StrEnum):
+    WANTED = "wanted"
+    RESOLVING = "resolving"
+    DOWNLOADING = "downloading"
+    VERIFYING = "verifying"
+    UNPACKING = "unpacking"
+    OS_PACKAGES = "os-packages"
+    PROVING = "proving"
+    INSTALLED = "installed"
+    WAITING = "waiting"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A point in time on both clocks: ``wall_s`` for people, ``monotonic_s`` for judging silence and stalls."""
+
+    wall_s: float
+    monotonic_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int | None
+    """None: the driver does not say (never read as 0)."""
+    memory_shared: bool = False
+    """True where the GPU uses the machine's own memory (unified memory)."""
+    nvlink_group: int | None = None
+    numa_node: int | None = None
+    problem: str | None = None
+    """Why this GPU can't be used ("GPU is lost"), in the driver's words; None: usable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hca:
+    """One port of an InfiniBand (or RoCE) adapter."""
+
+    name: str
+    port: int
+    state: str
+    """As the kernel names it: ACTIVE, DOWN, INIT, ARMED, ACTIVE_DEFER; "unknown" where it can't be read."""
+    phys_state: str = "unknown"
+    link_layer: str = "unknown"
+    rate_gbps: float | None = None
+    gid: str | None = None
+    numa_node: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    name: str
+    hcas: tuple[str, ...]
+    rate_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    model: str
+    architecture: str
+    """As ``uname -m`` prints it: x86_64, aarch64."""
+    cores: int
+    extensions: tuple[str, ...] = ()
+    """The vector extensions that engines care about, as /proc/cpuinfo names them: avx2, fma, f16c, avx512f, asimd."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What a machine is. Changes rarely; sent whole when it does."""
+
+    hostname: str
+    os: str
+    kernel: str
+    libc: str
+    """Such as "glibc 2.36"."""
+    cpu: Cpu
+    memory_bytes: int
+    mgmt_addr: str
+    mgmt_interface: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    gpu_source: str = "none"
+    """nvml, nvidia-smi, or none."""
+    driver: str | None = None
+    hcas: tuple[Hca, ...] = ()
+    fabrics: tuple[Fabric, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ports: PortRange = PortRange(20000, 29999)
+    launch_modes: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What moves: part of every heartbeat."""
+
+    memory_bytes: int
+    memory_available_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int
+    load_1m: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOnNode:
+    """An engine as a node reports it. ``words`` is what people read: progress, or why not."""
+
+    name: EngineName
+    version: str
+    state: EngineState
+    words: str = ""
+    since: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return self.state is EngineState.INSTALLED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How an engine's process ended. Exactly one of ``status`` and ``signal`` is set, unless nobody saw it end."""
+
+    status: int | None = None
+    signal: str | None = None
+    oom: bool = False
+    last_lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.oom:
+            return f"killed for lack of memory ({self.signal or 'SIGKILL'})"
+        if self.signal is not None:
+            return f"killed by {self.signal}"
+        return f"exited with status {self.status}" if self.status is not None else "ended unseen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedShard:
+    """A shard as its node reports it. ``id`` is REPLICA/RANK."""
+
+    id: str
+    generation: int
+    state: ShardState
+    since: float
+    why: str = ""
+    pid: int | None = None
+    endpoint: str | None = None
+    """host:port of the engine's HTTP server; None for ranks that serve nothing."""
+    exit: Exit | None = None
+    port_taken: bool = False
+    """True where the shard failed because its port was not free: the next generation moves on to another block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    id: str
+    state: NodeState
+    since: float
+    why: str = ""
+    address: str = ""
+    agent_version: str = ""
+    session: int | None = None
+    """Epoch of the session that is open; None while there is none."""
+    heard_at_s: float = 0.0
+    """Monotonic time of the last message, on the control plane's clock."""
+    inventory: Inventory | None = None
+    vitals: Vitals | None = None
+    probed: bool = False
+    """The agent has said which engines it has. Until then it is no candidate."""
+    engines: tuple[EngineOnNode, ...] = ()
+    shards: tuple[ObservedShard, ...] = ()
+    weights: tuple[str, ...] = ()
+    """Sources that the node holds whole."""
+
+    def engine(self, name: str) -> EngineOnNode | None:
+        return next((engine for engine in self.engines if engine.name == name), None)
+
+    def shard(self, shard_id: str) -> ObservedShard | None:
+        return next((shard for shard in self.shards if shard.id == shard_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one rank of a replica runs, and what it holds there."""
+
+    node: str
+    gpus: tuple[int, ...] = ()
+    """Indices, for people; ``gpu_uuids`` is what is passed on, since indices change at a reboot."""
+    gpu_uuids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    port: int = 0
+    """First of the block of PORT_BLOCK ports that the shard may use."""
+
+
+PORT_BLOCK = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    at: float
+    generation: int
+    state: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One running copy of a model. ``placements[rank]`` is where that rank runs, empty while unplaced."""
+
+    id: str
+    model: str
+    state: ReplicaState
+    since: float
+    why: str = ""
+    generation: int = 0
+    profile: Profile | None = None
+    """The profile as it was when this generation was placed, so that a changed file does not change what runs."""
+    spec: ModelSpec | None = None
+    """The model as it was when this generation was placed (its source, task and aliases)."""
+    placements: tuple[Placement, ...] = ()
+    restarts: int = 0
+    """Generations that ended by themselves, ever."""
+    failures: int = 0
+    """Failures in a row since it was last ready for long; decides the backoff."""
+    retry_at: float | None = None
+    """Wall-clock time before which no new generation is placed."""
+    last_exit: Exit | None = None
+    story: tuple[StoryLine, ...] = ()
+
+    def shard_id(self, rank: int) -> str:
+        return f"{self.id}/{rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredShard:
+    """What a node is asked to run. The agent turns it into a command line with ``llmgw.engines``."""
+
+    id: str
+    generation: int
+    rank: int
+    model: str
+    aliases: tuple[str, ...]
+    task: Task
+    source: str | None
+    profile: Profile
+    placement: Placement
+    api_key: str
+    """Key that the engine asks for: one per replica, known to the gateway alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A replica that the gateway may send requests to."""
+
+    replica: str
+    generation: int
+    url: str
+    """http://host:port"""
+    api_key: str
+    preferred: bool = True
+    """False while the node is suspect: used when nothing better is there."""
+    max_concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A name that clients may ask for."""
+
+    model: str
+    aliases: tuple[str, ...] = ()
+    task: Task = "generate"
+    endpoints: tuple[Endpoint, ...] = ()
+    why_none: str = ""
+    """Why there is no endpoint, for the error that the client gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Everything a decision is made from."""
+
+    name: str
+    catalog: Catalog = field(default_factory=Catalog)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    replicas: Mapping[str, Replica] = field(default_factory=dict)
+    scale: Mapping[str, int] = field(default_factory=dict)
+    """Stored overrides of ``replicas`` (``ctl scale``), by model."""
+    replicas_made: Mapping[str, int] = field(default_factory=dict)
+    """How many replicas each model ever had: ids are made from it and never reused."""
+    secret: str = ""
+    """Replica keys are derived from it. Made once, at the store's birth."""
+    suspect_after_s: float = 15.0
+    lost_after_s: float = 30.0
+    grace_until_s: float = 0.0
+    """Monotonic time before which no node is judged lost."""
+    halting: bool = False
+    """Everything is to be stopped (a cluster of one is going down); nothing new starts."""

@@ -1,0 +1,78 @@
+"""What llmgw has to know of an engine to run it, as values and pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from llmgw.cluster.model import DesiredShard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What an adapter needs from the node to write a command line."""
+
+    shard: DesiredShard
+    program: tuple[str, ...]
+    """The engine's program, with leading arguments where it is started through another (``python -m ...``)."""
+    host: str
+    weights: str | None
+    """Path of the model's file or directory on this node; None for engines without weights."""
+    work_dir: str
+    """A directory of the shard's own, writable by the engine's user."""
+    help_text: str = ""
+    """The engine's own help, which decides between flags that differ from version to version."""
+    cores: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The whole environment but for PATH, HOME and LANG, which the supervisor sets: built from nothing."""
+    endpoint: str | None
+    """host:port where the engine will serve; None for a rank that serves nothing."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files (0600, of the engine's user) to write before the start: path to text. Keys go here, never into argv."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One HTTP request that the agent makes of an engine."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+
+
+class Engine(Protocol):
+    """An engine as pure functions. One object per engine, in ``llmgw.engines.registry``."""
+
+    name: str
+    needs_weights: bool
+    starts_slowly_s: float
+    """How long a start may take before it counts as hung."""
+
+    def command(self, launch: Launch) -> Command: ...
+
+    def refusal(self, shard: DesiredShard) -> str | None:
+        """Why this engine can't run this shard as asked, in words; None where it can."""
+
+    def health(self) -> Probe: ...
+
+    def read_health(self, status: int, body: bytes) -> str | None:
+        """None: healthy. Else what it is doing ("loading the model"). Raises EngineUnhealthy where it has failed."""
+
+    def readiness(self, shard: DesiredShard) -> Probe:
+        """The real request whose answer proves that the shard works: one token, one vector, one score."""
+
+    def read_readiness(self, shard: DesiredShard, status: int, body: bytes) -> str | None:
+        """None: proved. Else why the answer does not prove it."""
+
+    def read_version(self, output: str) -> str | None:
+        """The version in what ``--version`` printed (stdout and stderr together); None where there is none."""
+
+
+class EngineUnhealthy(Exception):
+    """The engine answers, and says that it can't work. The message is what it said."""

@@ -1,0 +1,1 @@
+"""The stream between control plane and peers: messages, session rules without I/O, and thin aiohttp ends."""

@@ -1,0 +1,107 @@
+"""The Store protocol: domain verbs, one transaction each. Heartbeats never come here; only changes do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from llmgw.cluster.model import Node, Replica
+
+
+class StoreError(Exception):
+    """The store can't do what was asked; the message says why and what to do."""
+
+
+class StoreLocked(StoreError):
+    """Another process holds this data directory."""
+
+
+class Fenced(StoreError):
+    """A write came with the epoch of a leader that has been deposed. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that people may want to know later. ``id`` is a ULID: sorts by time, never reused."""
+
+    id: str
+    at: float
+    kind: str
+    """Dotted, stable, for scripts: node.ready, node.refused, replica.failed, engine.installed, config.reloaded ..."""
+    subject: str
+    """The id of what it is about (a node, a replica, a model); empty for the cluster itself."""
+    words: str
+    data: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A client's key. The key itself is never stored: ``hash`` is its SHA-256, in hex."""
+
+    id: str
+    """Short public id, ``key-xxxxx``."""
+    name: str
+    hash: str
+    created_at: float
+    revoked_at: float | None = None
+    models: tuple[str, ...] = ()
+    """Names it may use; empty: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """All that a control plane starts from. Nodes come back without session and vitals."""
+
+    nodes: tuple[Node, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    scale: dict[str, int] = field(default_factory=dict)
+    """Override of ``replicas`` by model, with the file's value at that time in ``scale_base``."""
+    scale_base: dict[str, int] = field(default_factory=dict)
+    replicas_made: dict[str, int] = field(default_factory=dict)
+    keys: tuple[ApiKey, ...] = ()
+    serials: dict[str, str] = field(default_factory=dict)
+    """Certificate serial (hex) to node id, entered at first use."""
+    secret: str = ""
+    admin_token_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One step of the cluster, written whole or not at all."""
+
+    nodes: Sequence[Node] = ()
+    removed_nodes: Sequence[str] = ()
+    replicas: Sequence[Replica] = ()
+    removed_replicas: Sequence[str] = ()
+    replicas_made: dict[str, int] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+
+
+class Store(Protocol):
+    async def lead(self, holder: str) -> int:
+        """Take the lead; returns the new leader epoch, higher than every one before. Older epochs can write nothing."""
+
+    async def load(self) -> Saved: ...
+
+    async def commit(self, epoch: int, change: Change) -> None:
+        """Write a step. Raises Fenced where ``epoch`` is not the current leader's."""
+
+    async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
+        """Store an override of the model's replicas (None: take it back); ``base`` is what the file says now."""
+
+    async def put_key(self, epoch: int, key: ApiKey) -> None:
+        """Add a key, or write it anew (revoked, say)."""
+
+    async def enter_serial(self, epoch: int, serial: str, node: str) -> bool:
+        """Record a certificate's serial at its first use; False where it was known."""
+
+    async def set_admin_token(self, epoch: int, token_hash: str) -> None: ...
+
+    async def events(self, *, after: str | None = None, subject: str | None = None, limit: int = 100) -> list[Event]:
+        """Newest ``limit`` events in order of time; with ``after``, the first ``limit`` that follow that id."""
+
+    async def backup(self, path: str) -> None:
+        """A consistent copy into ``path``, which must not exist yet. Raises StoreError otherwise."""
+
+    async def close(self) -> None: ...
