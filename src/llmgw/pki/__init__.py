@@ -1,0 +1,1 @@
+"""Identity: the authority, the certificates it issues, TLS contexts, and what is wrong when TLS fails."""

@@ -1,0 +1,169 @@
+"""TLS contexts of both ends, made from the three files of an identity.
+
+Every way in which the files can be wrong has words of its own: ``ssl`` itself says "[SSL] PEM lib".
+"""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, issued_by, read_certificate, unreadable
+from llmgw.pki.names import IdentityError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of the authority's certificate, the own certificate and its key, all PEM."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity(TlsFiles):
+    """The files of a control plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity(TlsFiles):
+    """The files of a node or a gateway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What the three files say."""
+
+    files: TlsFiles
+    own: CertificateFacts
+    authority: CertificateFacts
+    issued_here: bool
+    """The authority's key signed the own certificate."""
+
+    def warnings(self) -> list[str]:
+        """What an operator should mend, though TLS works."""
+        mode = stat.S_IMODE(self.files.key.stat().st_mode)
+        if mode & 0o077:
+            return [
+                f"the key {self.files.key} is open to others (mode {mode:04o}): whoever reads it can be "
+                f"{self.own.common_name}; `chmod 600 {self.files.key}`"
+            ]
+        return []
+
+
+def read_identity(files: TlsFiles) -> Identity:
+    """Read and check the three files. Raises IdentityError in words; validity in time is not judged here."""
+    authority = read_certificate(files.ca, "the authority's certificate")
+    own = read_certificate(files.cert, "the certificate")
+    facts = facts_of(authority)
+    if not facts.is_authority:
+        raise IdentityError(
+            f"{files.ca} is not an authority's certificate (it names {facts.common_name!r}): "
+            "the cluster's ca.pem was expected",
+            files.ca,
+        )
+    _check_key(files)
+    return Identity(files=files, own=facts_of(own), authority=facts, issued_here=issued_by(own, authority))
+
+
+def listener_context(files: ServerIdentity, now: datetime) -> tuple[ssl.SSLContext, Identity]:
+    """The context of a listener that asks every client for a certificate of its authority.
+
+    Raises IdentityError where nodes could not trust this server: expired, not yet valid, of another authority.
+    Tickets are off: a resumed session would pass over what has changed since (revocation, expiry).
+    """
+    identity = read_identity(files)
+    _check_server(identity, now)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, files)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    return context, identity
+
+
+def client_context(files: ClientIdentity) -> tuple[ssl.SSLContext, Identity]:
+    """The context with which a peer dials in: the server must have a certificate of the authority for that address.
+
+    An own certificate that is expired or foreign is no error here: the server judges, by its clock.
+    """
+    identity = read_identity(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _load(context, files)
+    return context, identity
+
+
+def probe_context(files: ClientIdentity) -> ssl.SSLContext:
+    """A context that verifies nothing: only to look at the certificate of a server that was just refused."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(files.cert, files.key, password=_no_password)
+    return context
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(files.ca)
+    context.load_cert_chain(files.cert, files.key, password=_no_password)
+
+
+def _check_server(identity: Identity, now: datetime) -> None:
+    own, cert = identity.own, identity.files.cert
+    clock = f"this machine's clock says {in_words(now)}"
+    if own.not_after <= now:
+        raise IdentityError(
+            f"the server certificate {cert} expired on {in_words(own.not_after)} ({clock}): every node would refuse "
+            "it. Renew it with `llmgw ctl cert issue-server --force`",
+            cert,
+        )
+    if own.not_before > now:
+        raise IdentityError(
+            f"the server certificate {cert} is valid from {in_words(own.not_before)} on, and {clock}: "
+            "correct the clock, or issue the certificate anew",
+            cert,
+        )
+    if not identity.issued_here:
+        raise IdentityError(
+            f"the server certificate {cert} was issued by {own.issuer!r}, not by the authority in {identity.files.ca} "
+            f"({identity.authority.common_name!r}): every node would refuse it. Issue it with that authority",
+            cert,
+        )
+    if "server" not in {uri.role for uri in own.uris}:
+        raise IdentityError(
+            f"{cert} is not a server's certificate (it names {own.common_name!r}): "
+            "`llmgw ctl cert issue-server` makes one",
+            cert,
+        )
+
+
+def _check_key(files: TlsFiles) -> None:
+    try:
+        data = files.key.read_bytes()
+    except OSError as error:
+        raise IdentityError(unreadable(files.key, "the key", error), files.key) from error
+    if b"PRIVATE KEY" not in data:
+        raise IdentityError(f"{files.key} is not a private key in PEM form", files.key)
+    if b"ENCRYPTED" in data:
+        raise IdentityError(
+            f"the key {files.key} is protected by a passphrase, and nobody is there to type it: "
+            f"`openssl pkey -in {files.key}` takes it off",
+            files.key,
+        )
+    probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        probe.load_cert_chain(files.cert, files.key, password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            words = f"the key {files.key} does not belong to the certificate {files.cert}: one of the two was replaced"
+        else:
+            words = f"the key {files.key} can't be used ({error.reason or error}): is the file whole?"
+        raise IdentityError(words, files.key) from error
+
+
+def _no_password() -> str:
+    raise IdentityError("the key is protected by a passphrase, and nobody is there to type it")
