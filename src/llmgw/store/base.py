@@ -51,7 +51,10 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """All that a control plane starts from. Nodes come back without session and vitals."""
+    """All that a control plane starts from. Nodes come back without what belongs to a session: session, vitals, shards, heard_at_s.
+
+    In order of id.
+    """
 
     nodes: tuple[Node, ...] = ()
     replicas: tuple[Replica, ...] = ()
@@ -68,7 +71,10 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One step of the cluster, written whole or not at all."""
+    """One step of the cluster, written whole or not at all. Written again, it changes nothing more.
+
+    A count in ``replicas_made`` only ever rises. What is both written and removed is removed.
+    """
 
     nodes: Sequence[Node] = ()
     removed_nodes: Sequence[str] = ()

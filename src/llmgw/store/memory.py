@@ -1,0 +1,141 @@
+"""The Store without a disk: the same promises but that of surviving its process. For simulations and tests."""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right, insort
+
+from llmgw.store import codec
+from llmgw.store.base import ApiKey, Change, Event, Saved, StoreError
+from llmgw.store.bounds import EVENTS_KEPT, PRUNE_EVERY
+from llmgw.store.fencing import fenced
+
+
+class MemoryStore:
+    """Rows are held as encoded, so that what could not be stored fails here too, and nobody shares what is inside.
+
+    ``secret`` is the cluster's; given, runs are repeatable.
+    """
+
+    def __init__(
+        self, *, secret: str | None = None, events_kept: int = EVENTS_KEPT, prune_every: int = PRUNE_EVERY
+    ) -> None:
+        self._secret = secrets.token_hex(32) if secret is None else secret
+        self._events_kept = events_kept
+        self._prune_every = prune_every
+        self._events_since_pruning = 0
+        self._epoch = 0
+        self._holder = ""
+        self._closed = False
+        self._admin_token_hash: str | None = None
+        self._nodes: dict[str, str] = {}
+        self._replicas: dict[str, str] = {}
+        self._replicas_made: dict[str, int] = {}
+        self._scale: dict[str, tuple[int, int]] = {}
+        self._keys: dict[str, str] = {}
+        self._serials: dict[str, str] = {}
+        self._events: dict[str, tuple[str, str]] = {}
+        self._event_ids: list[str] = []
+
+    async def lead(self, holder: str) -> int:
+        self._refuse_closed()
+        self._epoch += 1
+        self._holder = holder
+        return self._epoch
+
+    async def load(self) -> Saved:
+        self._refuse_closed()
+        return Saved(
+            nodes=tuple(codec.NODES.decode(id, doc) for id, doc in sorted(self._nodes.items())),
+            replicas=tuple(codec.REPLICAS.decode(id, doc) for id, doc in sorted(self._replicas.items())),
+            keys=tuple(codec.KEYS.decode(id, doc) for id, doc in sorted(self._keys.items())),
+            scale={model: replicas for model, (replicas, _) in sorted(self._scale.items())},
+            scale_base={model: base for model, (_, base) in sorted(self._scale.items())},
+            replicas_made=dict(sorted(self._replicas_made.items())),
+            serials=dict(sorted(self._serials.items())),
+            secret=self._secret,
+            admin_token_hash=self._admin_token_hash,
+        )
+
+    async def commit(self, epoch: int, change: Change) -> None:
+        # All that can fail comes first: from the check on, nothing is left half done.
+        nodes = {node.id: codec.encode_node(node) for node in change.nodes}
+        replicas = {replica.id: codec.encode_replica(replica) for replica in change.replicas}
+        events = {event.id: (event.subject, codec.encode_event(event)) for event in change.events}
+        self._check_lead(epoch)
+        self._nodes |= nodes
+        self._replicas |= replicas
+        for model, made in change.replicas_made.items():
+            self._replicas_made[model] = max(made, self._replicas_made.get(model, made))
+        for node in change.removed_nodes:
+            self._nodes.pop(node, None)
+        for replica in change.removed_replicas:
+            self._replicas.pop(replica, None)
+        self._add_events(events)
+
+    async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
+        self._check_lead(epoch)
+        if replicas is None:
+            self._scale.pop(model, None)
+        else:
+            self._scale[model] = (replicas, base)
+
+    async def put_key(self, epoch: int, key: ApiKey) -> None:
+        doc = codec.encode_key(key)
+        self._check_lead(epoch)
+        self._keys[key.id] = doc
+
+    async def enter_serial(self, epoch: int, serial: str, node: str) -> bool:
+        self._check_lead(epoch)
+        if serial in self._serials:
+            return False
+        self._serials[serial] = node
+        return True
+
+    async def set_admin_token(self, epoch: int, token_hash: str) -> None:
+        self._check_lead(epoch)
+        self._admin_token_hash = token_hash
+
+    async def events(self, *, after: str | None = None, subject: str | None = None, limit: int = 100) -> list[Event]:
+        self._refuse_closed()
+        ids = self._event_ids if after is None else self._event_ids[bisect_right(self._event_ids, after) :]
+        if subject is not None:
+            ids = [id for id in ids if self._events[id][0] == subject]
+        limit = max(0, limit)
+        ids = ids[max(0, len(ids) - limit) :] if after is None else ids[:limit]
+        return [codec.EVENTS.decode(id, self._events[id][1]) for id in ids]
+
+    async def backup(self, path: str) -> None:
+        self._refuse_closed()
+        raise StoreError(
+            f"nothing was written to {path}: this store is in memory and is gone with its process. "
+            "Use sqlite:////path/to/llmgw.db (store: in server.yaml) to have one that can be backed up"
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _add_events(self, events: dict[str, tuple[str, str]]) -> None:
+        for id, event in events.items():
+            if id not in self._events:
+                self._events[id] = event
+                insort(self._event_ids, id)
+        self._events_since_pruning += len(events)
+        if self._events_since_pruning >= self._prune_every:
+            self._prune()
+
+    def _prune(self) -> None:
+        surplus = max(0, len(self._event_ids) - self._events_kept)
+        for id in self._event_ids[:surplus]:
+            del self._events[id]
+        del self._event_ids[:surplus]
+        self._events_since_pruning = 0
+
+    def _check_lead(self, epoch: int) -> None:
+        self._refuse_closed()
+        if epoch != self._epoch or epoch <= 0:
+            raise fenced(epoch, self._epoch, self._holder)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
