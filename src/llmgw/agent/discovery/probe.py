@@ -1,0 +1,105 @@
+"""Running a program that talks to a driver which may hang: bounded in time, output and number.
+
+A process in uninterruptible sleep ignores SIGKILL. It is not waited for, and while it is there, the same
+program is not started again: a wedged driver costs one stuck process, not one a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_OUTPUT_LIMIT_BYTES = 4 << 20
+_REAP_LIMIT_S = 1.0
+_stuck: dict[str, asyncio.subprocess.Process] = {}
+
+
+class ProbeHung(Exception):
+    """The program did not end in time, or an earlier run of it can't be killed."""
+
+
+class ProbeMissing(Exception):
+    """There is no such program, or it can't be executed. The message is the kernel's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """``status`` < 0: ended by that signal."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+async def run_probe(argv: Sequence[str], limit_s: float) -> Output:
+    """Runs ``argv`` in a session of its own; nothing of that session is left when this returns.
+
+    Output goes to memory files rather than pipes, so that a grandchild which keeps it open delays nothing.
+    """
+    program = argv[0]
+    if (earlier := _stuck.get(program)) is not None and earlier.returncode is None and _exists(earlier.pid):
+        raise ProbeHung(f"an earlier {program} is stuck in the driver and can't be killed")
+    _stuck.pop(program, None)
+    with _memory_file() as stdout, _memory_file() as stderr:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout.fileno(),
+                stderr=stderr.fileno(),
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except OSError as error:
+            raise ProbeMissing(error.strerror or str(error)) from error
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_OUTPUT_LIMIT_BYTES, _OUTPUT_LIMIT_BYTES))
+            status = await asyncio.wait_for(process.wait(), limit_s)
+        except TimeoutError:
+            raise ProbeHung(f"{program} did not end in {limit_s:g} s") from None
+        finally:
+            await _end(program, process)
+        return Output(status, _text(stdout.fileno()), _text(stderr.fileno()))
+
+
+async def _end(program: str, process: asyncio.subprocess.Process) -> None:
+    """Kills what is left of the session (the group outlives its leader), and reaps the leader if it dies."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is not None:
+        return
+    try:
+        await asyncio.wait_for(process.wait(), _REAP_LIMIT_S)
+    except TimeoutError:
+        _stuck[program] = process
+
+
+def _exists(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _memory_file() -> contextlib.AbstractContextManager[_Descriptor]:
+    return contextlib.closing(_Descriptor(os.memfd_create("llmgw-probe", os.MFD_CLOEXEC)))
+
+
+class _Descriptor:
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        return self._number
+
+    def close(self) -> None:
+        os.close(self._number)
+
+
+def _text(descriptor: int) -> str:
+    return os.pread(descriptor, _OUTPUT_LIMIT_BYTES, 0).decode("utf-8", "replace")

@@ -1,0 +1,165 @@
+"""What nvidia-smi prints: CSV queries, ``-L``, and its errors, which come on stdout. Pure."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from llmgw.agent.discovery.gpus import Device, Instance, normal_bus_id
+
+CORE_FIELDS = ("index", "uuid", "name", "memory.total")
+"""Known to every driver."""
+FIELDS = (*CORE_FIELDS, "driver_version", "pci.bus_id", "mig.mode.current")
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_UUID = re.compile(r"GPU-[0-9A-Za-z-]{4,64}")
+_MIB = re.compile(r"([0-9]{1,9})(?:\s*MiB)?")
+_PLACEHOLDER = re.compile(r"\[(.*)\]|N/A")
+# "Does not apply here", as opposed to "went wrong".
+_BENIGN = frozenset(
+    {"n/a", "not supported", "not found", "insufficient permissions", "requested functionality has been deprecated"}
+)
+_UNSUPPORTED = frozenset({"n/a", "not supported"})
+_LIST_GPU = re.compile(r"GPU ([0-9]{1,4}):.*\(UUID: *(\S+?)\)")
+_LIST_MIG = re.compile(r"\s+MIG (\S+)\s+Device\s+([0-9]{1,4}):\s*\(UUID: *(MIG-\S+?)\)")
+_LOST = re.compile(r"Unable to determine the device handle for GPU\s*([0-9A-Fa-f:.]+?):\s*(.+)")
+
+_SMI_ERRORS: Mapping[int, str] = {
+    4: "run the agent as root, or give its user access to /dev/nvidia*",
+    6: "the driver is loaded but has no device: see dmesg for NVRM lines",
+    8: "plug the GPU's power cables in",
+    9: "the NVIDIA driver is not loaded: modprobe nvidia, or install (after a kernel upgrade: rebuild) it",
+    12: "libnvidia-ml.so is missing: install the driver's user libraries",
+    14: "the GPU's infoROM is corrupted: the card may need service",
+    15: "a GPU is lost: reboot to recover it; if that does not help, reseat or replace it",
+    18: "the driver's libraries were upgraded under the loaded kernel module: reboot, or reload the nvidia modules",
+}
+_SAME_AS_9 = re.compile("couldn't communicate with the NVIDIA driver")
+_SAME_AS_18 = re.compile("version mismatch", re.IGNORECASE)
+
+
+def parse_devices(text: str, fields: Sequence[str] = FIELDS) -> tuple[Device, ...]:
+    """The GPUs in a CSV query's output; lines that describe none (warnings, errors, a header) are passed over.
+
+    A header decides the columns where there is one. A GPU is kept whichever of its cells are no values.
+    """
+    devices: dict[int, Device] = {}
+    for cells in _rows(text):
+        if cells[0] == "index" or "uuid" in cells:
+            fields = [cell.partition(" [")[0] for cell in cells]
+        elif (device := _device(cells, fields)) is not None:
+            devices.setdefault(device.index, device)
+    return tuple(devices.values())
+
+
+def parse_driver(text: str, fields: Sequence[str] = FIELDS) -> str | None:
+    for cells in _rows(text):
+        version = _by_field(cells, fields).get("driver_version", "")
+        if re.fullmatch(r"[0-9]+(?:\.[0-9]+)+", version):
+            return version
+    return None
+
+
+def parse_instances(text: str) -> Mapping[str, tuple[Instance, ...]]:
+    """``nvidia-smi -L``: MIG instances by their GPU's UUID. Their memory is not said there."""
+    found: dict[str, tuple[Instance, ...]] = {}
+    gpu: str | None = None
+    for line in _ANSI.sub("", text).splitlines():
+        if match := _LIST_GPU.match(line):
+            gpu = match[2]
+        elif gpu is not None and (match := _LIST_MIG.match(line)):
+            instance = Instance(device=int(match[2]), uuid=match[3], profile=match[1])
+            found[gpu] = (*found.get(gpu, ()), instance)
+    return found
+
+
+def parse_lost(text: str) -> Mapping[str, str]:
+    """GPUs that have no device handle any more: PCI bus id, as /sys writes it, to the driver's words."""
+    flat = re.sub(r"\s+\n?\s*", " ", _ANSI.sub("", text).replace("Unable to", "\nUnable to"))
+    lines = flat.replace(" Unable to", "\nUnable to").splitlines()
+    found = ((normal_bus_id(match[1]), match[2].strip(" .")) for line in lines if (match := _LOST.search(line)))
+    return {bus_id: words for bus_id, words in found if bus_id is not None}
+
+
+def explain_failure(status: int, text: str) -> str:
+    """What a failed nvidia-smi said, and what to do, in one line. ``status`` < 0: a signal ended it."""
+    clean = _ANSI.sub("", text)
+    said = next((" ".join(line.split()) for line in clean.splitlines() if line.strip()), "")[:300]
+    if _SAME_AS_18.search(clean):
+        status = 18
+    elif _SAME_AS_9.search(clean):
+        status = 9
+    how = f"signal {-status}" if status < 0 else f"status {status}"
+    advice = _SMI_ERRORS.get(status, "run it by hand on this machine to see more")
+    return f"nvidia-smi ended with {how}" + (f' ("{said.rstrip(".")}")' if said else "") + f": {advice}"
+
+
+def explain_status(status: int) -> str | None:
+    """What to do about a status under which data was printed all the same; None: nothing."""
+    return _SMI_ERRORS.get(status)
+
+
+def _rows(text: str) -> Iterable[list[str]]:
+    lines = _ANSI.sub("", text).replace("\r", "\n").replace("\0", "").splitlines()
+    try:
+        yield from ([cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True) if row)
+    except csv.Error:  # a cell longer than the csv module takes: nothing after it is a GPU
+        return
+
+
+def _by_field(cells: Sequence[str], fields: Sequence[str]) -> Mapping[str, str]:
+    """Cells by field; {} for a row of a length that was not asked for.
+
+    The core fields alone are accepted too: wrappers and stand-ins often print just these.
+    """
+    if len(cells) == len(fields):
+        return dict(zip(fields, cells, strict=True))
+    if len(cells) == len(CORE_FIELDS) and tuple(fields[: len(CORE_FIELDS)]) == CORE_FIELDS:
+        return dict(zip(CORE_FIELDS, cells, strict=True))
+    return {}
+
+
+def _device(cells: Sequence[str], fields: Sequence[str]) -> Device | None:
+    row = _by_field(cells, fields)
+    index, uuid = row.get("index", ""), row.get("uuid", "")
+    if not re.fullmatch(r"[0-9]{1,4}", index):
+        return None
+    if not _UUID.fullmatch(uuid):
+        # A GPU that fell off the bus may have lost its name too; anything else is not a GPU.
+        if not _PLACEHOLDER.fullmatch(uuid):
+            return None
+        uuid = f"unknown-{index}"
+    memory, unsupported = _memory(row.get("memory.total", ""))
+    name = row.get("name", "")
+    return Device(
+        index=int(index),
+        uuid=uuid,
+        name="unknown" if not name or _placeholder(name) is not None else name,
+        memory_bytes=memory,
+        unsupported_memory=unsupported,
+        bus_id=normal_bus_id(row.get("pci.bus_id", "")),
+        mig=row.get("mig.mode.current") == "Enabled",
+        problem=_problem(row, uuid),
+    )
+
+
+def _memory(cell: str) -> tuple[int | None, bool]:
+    """(bytes or None, whether the driver says that the device has no memory of its own)."""
+    match = _MIB.fullmatch(cell)
+    if match is not None and int(match[1]) > 0:
+        return int(match[1]) << 20, False
+    return None, _placeholder(cell) in _UNSUPPORTED
+
+
+def _problem(row: Mapping[str, str], uuid: str) -> str | None:
+    for cell in row.values():
+        words = _placeholder(cell)
+        if words is not None and words not in _BENIGN:
+            return cell.strip("[]")
+    return "the driver does not know its UUID" if uuid.startswith("unknown-") else None
+
+
+def _placeholder(cell: str) -> str | None:
+    match = _PLACEHOLDER.fullmatch(cell)
+    return None if match is None else (match[1] or cell).strip("[]").lower()
