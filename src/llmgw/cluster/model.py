@@ -219,7 +219,10 @@ class Node:
     session: int | None = None
     """Epoch of the session that is open; None while there is none."""
     heard_at_s: float = 0.0
-    """Monotonic time of the last message, on the control plane's clock."""
+    """Monotonic time of the last message, on the control plane's clock. 0: none since this control plane started."""
+    caught_up: bool = True
+    """False from the moment a changed desired state is sent until the node says that it has taken it up.
+    In between, a shard that it does not report may still come, so its absence proves nothing."""
     inventory: Inventory | None = None
     vitals: Vitals | None = None
     probed: bool = False
@@ -262,7 +265,10 @@ class StoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One running copy of a model. ``placements[rank]`` is where that rank runs, empty while unplaced."""
+    """One running copy of a model. ``placements[rank]`` is where that rank runs.
+
+    A failed replica keeps the placements of its last generation, and an unplaced one only while ``lost``.
+    """
 
     id: str
     model: str
@@ -281,6 +287,14 @@ class Replica:
     """Failures in a row since it was last ready for long; decides the backoff."""
     retry_at: float | None = None
     """Wall-clock time before which no new generation is placed."""
+    number: int = 0
+    """The how-manieth replica of its model this is, from 1: the highest is the youngest."""
+    endpoint: str | None = None
+    """host:port of rank 0 while ready; kept here so that a restarted control plane routes before the nodes are back."""
+    lost: bool = False
+    """True where the generation was not seen to end: its node is lost. Taken up again if the node returns with it."""
+    taken_port: int = 0
+    """Block of ports that the last generation found taken; the next one moves on. 0: none."""
     last_exit: Exit | None = None
     story: tuple[StoryLine, ...] = ()
 

@@ -1,0 +1,48 @@
+"""What reconcile decides. An action carries the whole new value, so that it can be written and replayed as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmgw.cluster.model import Node, Replica
+
+
+@dataclass(frozen=True, slots=True)
+class PutNode:
+    """The node's state changed."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class PutReplica:
+    """A replica is new, or changed."""
+
+    replica: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveReplica:
+    """No node runs the replica any more, and none should: it is forgotten."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CountReplica:
+    """``made`` replicas of the model have been made so far; ids are never reused."""
+
+    model: str
+    made: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An event for people. ``kind`` is dotted and stable, ``subject`` the id of what it is about."""
+
+    kind: str
+    subject: str
+    words: str
+
+
+Action = PutNode | PutReplica | RemoveReplica | CountReplica | Note

@@ -1,0 +1,123 @@
+"""What follows from the replicas: what each node should run, and where the gateway may send requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.lifecycle import ENDED, RUNNING, observed
+from llmgw.cluster.model import (
+    Cluster,
+    DesiredShard,
+    Endpoint,
+    Node,
+    NodeState,
+    Replica,
+    ReplicaState,
+    Route,
+    ShardState,
+)
+from llmgw.cluster.naming import replica_key
+from llmgw.cluster.scaling import by_model, wanted
+
+
+def desired(cluster: Cluster, node_id: str) -> tuple[DesiredShard, ...]:
+    """All shards that the node should run now, in the order of their ids."""
+    node = cluster.nodes.get(node_id)
+    if node is None or node.state is NodeState.REVOKED:
+        return ()
+    return tuple(
+        _desired_shard(cluster, replica, rank)
+        for _, replica in sorted(cluster.replicas.items())
+        for rank, placement in enumerate(replica.placements)
+        if placement.node == node_id and _should_run(node, replica, rank)
+    )
+
+
+def _should_run(node: Node, replica: Replica, rank: int) -> bool:
+    shard = observed(node, replica, rank)
+    if replica.state in RUNNING:
+        # What the node has not taken up yet is not asked of it before it has said which engines it has.
+        return shard is not None or node.probed
+    # A lost node that has just come back keeps what it still runs, until it is known whether that is taken up again.
+    return replica.lost and shard is not None and shard.state not in ENDED and shard.state is not ShardState.STOPPING
+
+
+def _desired_shard(cluster: Cluster, replica: Replica, rank: int) -> DesiredShard:
+    assert replica.spec is not None
+    assert replica.profile is not None
+    return DesiredShard(
+        id=replica.shard_id(rank),
+        generation=replica.generation,
+        rank=rank,
+        model=replica.model,
+        aliases=replica.spec.aliases,
+        task=replica.spec.task,
+        source=replica.spec.source,
+        profile=replica.profile,
+        placement=replica.placements[rank],
+        api_key=replica_key(cluster.secret, replica.id),
+    )
+
+
+def routes(cluster: Cluster) -> tuple[Route, ...]:
+    """One route per model of the catalog, and per model that still runs; by name."""
+    replicas = by_model(cluster)
+    specs = {spec.name: spec for spec in cluster.catalog.models}
+    taken = set(specs) | {alias for spec in specs.values() for alias in spec.aliases}
+    result = []
+    for model in sorted(specs.keys() | replicas.keys()):
+        routable = [replica for replica in replicas.get(model, ()) if _routable(replica)]
+        if model in specs or routable:
+            result.append(_route(cluster, model, specs.get(model), routable, replicas.get(model, ()), taken))
+    return tuple(result)
+
+
+def _route(
+    cluster: Cluster,
+    model: str,
+    spec: ModelSpec | None,
+    routable: list[Replica],
+    replicas: Iterable[Replica],
+    taken: set[str],
+) -> Route:
+    endpoints = tuple(_endpoint(cluster, replica) for replica in routable)
+    if spec is not None:
+        aliases = tuple(alias for alias in spec.aliases if all(_answers_to(replica, alias) for replica in routable))
+        task = spec.task
+    else:
+        running = routable[0].spec
+        assert running is not None
+        aliases, task = tuple(alias for alias in running.aliases if alias not in taken), running.task
+    why = "" if endpoints else _why_none(cluster, model, replicas)
+    return Route(model=model, aliases=aliases, task=task, endpoints=endpoints, why_none=why)
+
+
+def _routable(replica: Replica) -> bool:
+    return replica.state is ReplicaState.READY and replica.endpoint is not None
+
+
+def _answers_to(replica: Replica, alias: str) -> bool:
+    """An engine knows the names that it was started with, and no others."""
+    return replica.spec is not None and alias in replica.spec.aliases
+
+
+def _endpoint(cluster: Cluster, replica: Replica) -> Endpoint:
+    nodes = [cluster.nodes.get(placement.node) for placement in replica.placements]
+    return Endpoint(
+        replica=replica.id,
+        generation=replica.generation,
+        url=f"http://{replica.endpoint}",
+        api_key=replica_key(cluster.secret, replica.id),
+        preferred=all(node is not None and node.state is not NodeState.SUSPECT for node in nodes),
+        max_concurrency=replica.profile.max_concurrency if replica.profile is not None else None,
+    )
+
+
+def _why_none(cluster: Cluster, model: str, replicas: Iterable[Replica]) -> str:
+    """In states and counts alone: clients need not know the nodes' names."""
+    states = Counter(replica.state.value for replica in replicas)
+    if not states:
+        return f"{model} is scaled to 0 replicas" if wanted(cluster, model) == 0 else f"{model} has no replica yet"
+    return f"no replica of {model} is ready: " + ", ".join(f"{states[state]} {state}" for state in sorted(states))

@@ -1,0 +1,168 @@
+"""Why a model is as it is: the answer to ``ctl why MODEL``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.lifecycle import RUNNING, away, gone
+from llmgw.cluster.model import Cluster, NodeState, Replica, ReplicaState
+from llmgw.cluster.placement import Planner, Refusal
+from llmgw.cluster.scaling import by_model, wanted
+from llmgw.cluster.wording import clock, count
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaWhy:
+    id: str
+    state: ReplicaState
+    why: str
+    """What it is doing or what it lacks, and what happens next."""
+    outdated: str = ""
+    """What the catalog says now that the running generation does not follow; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    model: str
+    """The model's own name, also where an alias was asked for."""
+    wanted: int
+    ready: int
+    summary: str
+    replicas: tuple[ReplicaWhy, ...] = ()
+    refusal: Refusal | None = None
+    """Where no place can be found for a replica that has none: why, node by node."""
+
+
+def why(cluster: Cluster, model: str) -> Explanation:
+    """Explain a model, by its name or an alias. A name that is not known gets the nearest one that is."""
+    name = _named(cluster, model)
+    replicas = by_model(cluster).get(name, [])
+    spec = cluster.catalog.model(name)
+    if spec is None and not replicas:
+        return Explanation(model, 0, 0, _unknown(cluster, model))
+    want = wanted(cluster, name)
+    ready = sum(replica.state is ReplicaState.READY for replica in replicas)
+    lines = tuple(
+        ReplicaWhy(replica.id, replica.state, _why_replica(cluster, replica), _outdated(spec, replica))
+        for replica in replicas
+    )
+    refusal = _refusal(cluster, spec, replicas)
+    return Explanation(name, want, ready, _summary(cluster, name, want, ready, replicas, lines), lines, refusal)
+
+
+def _named(cluster: Cluster, model: str) -> str:
+    if cluster.catalog.model(model) is None:
+        for spec in cluster.catalog.models:
+            if model in spec.aliases:
+                return spec.name
+    return model
+
+
+def _unknown(cluster: Cluster, model: str) -> str:
+    names = [name for spec in cluster.catalog.models for name in (spec.name, *spec.aliases)]
+    if not names:
+        return f"no model is named {model}: the catalog is empty"
+    close = get_close_matches(model, names, n=1)
+    return f"no model is named {model}; " + (f"did you mean {close[0]}?" if close else f"there is {', '.join(names)}")
+
+
+def _refusal(cluster: Cluster, spec: ModelSpec | None, replicas: list[Replica]) -> Refusal | None:
+    if spec is None or not any(replica.state is ReplicaState.UNPLACED for replica in replicas):
+        return None
+    outcome = Planner(cluster).place(spec)
+    return outcome if isinstance(outcome, Refusal) else None
+
+
+def _summary(
+    cluster: Cluster, name: str, want: int, ready: int, replicas: list[Replica], lines: tuple[ReplicaWhy, ...]
+) -> str:
+    words = f"{ready} of {count(want, 'replica')} ready" + _who_wants(cluster, name)
+    others = Counter(replica.state.value for replica in replicas if replica.state is not ReplicaState.READY)
+    if others:
+        words += ", " + ", ".join(f"{others[state]} {state}" for state in sorted(others))
+    missing = want - sum(replica.state is not ReplicaState.STOPPING for replica in replicas)
+    if missing > 0:
+        words += f", {missing} not made yet"
+    first = next((line for line in lines if line.state is not ReplicaState.READY), None)
+    if first is not None:
+        words += f"; {first.id}: {first.why}"
+    outdated = sorted({line.outdated for line in lines if line.outdated})
+    return "; ".join([words, *outdated])
+
+
+def _who_wants(cluster: Cluster, name: str) -> str:
+    if cluster.halting:
+        return " (the cluster is being stopped)"
+    spec = cluster.catalog.model(name)
+    if spec is None:
+        return f" ({name} is not in the catalog)"
+    return f" (by ctl scale; the catalog says {spec.replicas})" if name in cluster.scale else ""
+
+
+def _why_replica(cluster: Cluster, replica: Replica) -> str:
+    words = replica.why or replica.state.value
+    if replica.state is ReplicaState.FAILED:
+        words += "".join(f"; {note}" for note in _before_next(cluster, replica))
+    elif replica.state is ReplicaState.STOPPING:
+        waits = _still_there(cluster, replica)
+        words += f"; waits until {waits} has stopped it" if waits else ""
+    elif replica.state in RUNNING:
+        words += "".join(f"; {note}" for note in _about_nodes(cluster, replica))
+    elif replica.lost:
+        words += f"; generation {replica.generation} is taken up again if its node returns with it"
+    return words
+
+
+def _before_next(cluster: Cluster, replica: Replica) -> list[str]:
+    notes = []
+    waits = _still_there(cluster, replica)
+    if waits:
+        notes.append(f"waits until {waits} has ended generation {replica.generation}")
+    if replica.retry_at is not None:
+        failures = f"failure {replica.failures} in a row"
+        notes.append(f"generation {replica.generation + 1} starts at {clock(replica.retry_at)} ({failures})")
+    return notes
+
+
+def _still_there(cluster: Cluster, replica: Replica) -> str:
+    nodes = [
+        placement.node for rank, placement in enumerate(replica.placements) if not gone(cluster.nodes, replica, rank)
+    ]
+    return ", ".join(f"{node} (not connected)" if cluster.nodes[node].session is None else node for node in nodes)
+
+
+def _about_nodes(cluster: Cluster, replica: Replica) -> list[str]:
+    notes = []
+    for placement in replica.placements:
+        node = cluster.nodes.get(placement.node)
+        if node is None or away(node):
+            continue
+        if node.state is NodeState.SUSPECT:
+            notes.append(f"node {node.id} is suspect: {node.why}")
+        elif node.session is None:
+            notes.append(f"node {node.id} has not come back yet")
+        for gpu in node.inventory.gpus if node.inventory else ():
+            if gpu.uuid in placement.gpu_uuids and gpu.problem is not None:
+                notes.append(f"GPU {gpu.index} of {node.id}: {gpu.problem}")
+    return notes
+
+
+def _outdated(spec: ModelSpec | None, replica: Replica) -> str:
+    """A running generation keeps what it was started with; rolling over to a changed catalog is not built yet."""
+    if spec is None or replica.spec is None or replica.profile is None or replica.state not in RUNNING:
+        return ""
+    changed = [name for name in ("source", "task", "aliases") if getattr(spec, name) != getattr(replica.spec, name)]
+    same_name = next((profile for profile in spec.profiles if profile.name == replica.profile.name), None)
+    if same_name is None:
+        changed.append(f"profile {replica.profile.name}, which is gone")
+    elif same_name != replica.profile:
+        changed.append(f"profile {same_name.name}")
+    if not changed:
+        return ""
+    return (
+        f"{replica.id} runs as the catalog was before ({', '.join(changed)} changed since): "
+        f"running replicas are not rolled over yet; scale {spec.name} to 0 and back to take the new one"
+    )

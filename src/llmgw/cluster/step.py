@@ -1,0 +1,67 @@
+"""One step of the cluster in the making: the working copy that the parts of reconcile change, and what changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from llmgw.cluster.actions import Action, CountReplica, Note, PutNode, PutReplica, RemoveReplica
+from llmgw.cluster.model import Cluster, Instant, Node, Replica
+
+
+class Step:
+    """Collects changes against ``cluster``; ``actions`` says them, each subject once and in the order of ids."""
+
+    def __init__(self, cluster: Cluster, now: Instant) -> None:
+        self.cluster = cluster
+        self.now = now
+        self.nodes: dict[str, Node] = dict(cluster.nodes)
+        self.replicas: dict[str, Replica] = {key: cluster.replicas[key] for key in sorted(cluster.replicas)}
+        self.made: dict[str, int] = dict(cluster.replicas_made)
+        self._notes: list[Note] = []
+
+    def note(self, kind: str, subject: str, words: str) -> None:
+        self._notes.append(Note(kind, subject, words))
+
+    def put(self, replica: Replica) -> None:
+        self.replicas[replica.id] = replica
+
+    def snapshot(self) -> Cluster:
+        """The cluster as it stands in the middle of the step."""
+        return replace(self.cluster, nodes=self.nodes, replicas=self.replicas, replicas_made=self.made)
+
+    def highest_generation(self, replica: Replica) -> int:
+        """The highest generation of the replica that is known, or that any node still reports."""
+        seen = self._generations.get(replica.id, 0)
+        return max(replica.generation, seen)
+
+    def is_known(self, replica_id: str) -> bool:
+        """True where the id is in use, if only by a shard that some node still reports."""
+        return replica_id in self.replicas or replica_id in self._generations
+
+    @cached_property
+    def _generations(self) -> dict[str, int]:
+        generations: dict[str, int] = {}
+        for node in self.nodes.values():
+            for shard in node.shards:
+                replica_id = shard.id.rpartition("/")[0]
+                generations[replica_id] = max(generations.get(replica_id, 0), shard.generation)
+        return generations
+
+    def actions(self) -> tuple[Action, ...]:
+        old = self.cluster
+        changes: list[Action] = [
+            PutNode(node) for key, node in sorted(self.nodes.items()) if node is not old.nodes.get(key)
+        ]
+        changes += [
+            CountReplica(model, made)
+            for model, made in sorted(self.made.items())
+            if made != old.replicas_made.get(model)
+        ]
+        changes += [
+            PutReplica(replica)
+            for key, replica in sorted(self.replicas.items())
+            if replica is not old.replicas.get(key) and replica != old.replicas.get(key)
+        ]
+        changes += [RemoveReplica(key) for key in sorted(old.replicas) if key not in self.replicas]
+        return (*changes, *self._notes)
