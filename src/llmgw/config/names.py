@@ -1,0 +1,63 @@
+"""Which names may be given to what. Each check returns the name, or raises Refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from llmgw.config.faults import Refused
+
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+
+
+def _named(what: str, pattern: str, longest: int, charset: str) -> Callable[[str], str]:
+    expected = f"{what}: {charset}, at most {longest} characters"
+    whole = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if len(text) > longest:
+            raise Refused(expected, f"it has {len(text)} characters")
+        if not whole.fullmatch(text):
+            raise Refused(expected)
+        return text
+
+    return check
+
+
+_WORD_SET = "letters, digits, `.`, `_` and `-`, a letter or digit at both ends"
+
+cluster_name = _named(
+    "a cluster's name", r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", 63, "lower-case letters, digits and `-` between them"
+)
+model_name = _named("a model's name", _WORD, 63, _WORD_SET)
+"""Names of replicas, files and units are made from it: no slash."""
+alias = _named(
+    "an alias", r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", 128, "letters, digits and any of `._/:@+-`, a letter or digit first"
+)
+profile_name = _named("a profile's name", _WORD, 63, _WORD_SET)
+fabric_name = _named("a fabric's name", _WORD, 63, _WORD_SET)
+adapter_name = _named("an adapter's name as in ib_root, such as mlx5_0", r"[A-Za-z0-9][A-Za-z0-9._-]*", 63, _WORD_SET)
+interface_name = _named(
+    "a network interface's name, such as eth0", r"[^\s/:]+", 15, "neither blanks nor any of `/` and `:`"
+)
+label_key = _named(
+    "a label's key", r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", 63, "letters, digits, `.`, `_`, `-` and `/`"
+)
+label_value = _named("a label's value", r"\S(?:[^\n\t]*\S)?", 128, "any text of one line, without blanks around it")
+node_id = _named(
+    "a node id, which is its host's name",
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?",
+    63,
+    "letters, digits, `-` and `.`, a letter or digit at both ends",
+)
+version = _named(
+    "a version, such as b10991 or 0.33.0", r"[A-Za-z0-9][A-Za-z0-9._+!-]*", 63, "letters, digits and any of `._+!-`"
+)
+package = _named("a Python package's name", _WORD, 128, _WORD_SET)
+
+
+def sha256(text: str) -> str:
+    """64 hexadecimal digits, given back in lower case."""
+    if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
+        raise Refused("a SHA-256: 64 hexadecimal digits", f"it has {len(text)} characters")
+    return text.lower()
