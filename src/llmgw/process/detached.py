@@ -1,0 +1,239 @@
+"""Start programs that outlive us, and find them again: the starter's side of the reaper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from llmgw.process import output, units
+from llmgw.process.errors import RecordError, StartError, StopError
+from llmgw.process.identity import NONCE, Identity, alive, holders, send_signal
+from llmgw.process.record import (
+    DetachedSpec,
+    ExitRecord,
+    Record,
+    lock_is_held,
+    path_of,
+    read_exit,
+    read_record,
+    unseen,
+    void_spec,
+    write_spec,
+)
+from llmgw.process.watch import gone
+
+BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""The PATH of a program whose environment is built from nothing."""
+
+_REAPER = Path(__file__).with_name("reaper.py")
+_START_S = 60.0
+_CLAIMED_S = 15.0
+_LOOK_S = 0.02
+_KILLED_S = 15.0
+"""How long a killed program may take to be gone; longer means that it hangs in the kernel."""
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+class Detached:
+    """A handle on one started program, by its record directory. Holds nothing open: any number may exist."""
+
+    def __init__(self, record_dir: str | Path, record: Record) -> None:
+        self.record_dir = Path(record_dir)
+        self.record = record
+
+    @property
+    def pid(self) -> int:
+        return self.record.program.pid
+
+    def running(self) -> bool:
+        """Whether the program itself, or the reaper that is still clearing up behind it, runs."""
+        return self._reaper_alive() or self._program_alive()
+
+    def ended(self) -> ExitRecord | None:
+        """How it ended; None while it runs. One whose end nobody saw is entered as such."""
+        if self._reaper_alive():
+            return None
+        told = read_exit(self.record_dir)
+        if told is not None or self._program_alive():
+            return told
+        return read_exit(self.record_dir) or unseen(self.record_dir)
+
+    async def wait(self) -> ExitRecord:
+        """Return when it has ended and nothing of it is left."""
+        while True:
+            ended = self.ended()
+            if ended is not None:
+                return ended
+            await gone(self.record.reaper)
+            if self.ended() is None:  # the reaper was killed, the program was not
+                await gone(self.record.program)
+
+    async def stop(self, timeout_s: float) -> ExitRecord:
+        """SIGTERM to the whole group, after ``timeout_s`` SIGKILL to everything that descends from it.
+
+        Returns when all of it is gone. Raises StopError where something does not go although it was killed.
+        """
+        if (ended := self.ended()) is not None:
+            await self.clear()
+            return ended
+        self._signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await self._all_gone()
+        self._signal(signal.SIGUSR1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KILLED_S):
+                return await self._all_gone()
+        if self.record.unit is not None:
+            await asyncio.to_thread(units.kill, self.record.unit)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KILLED_S):
+                    return await self._all_gone()
+        raise self._hangs()
+
+    async def clear(self) -> None:
+        """Kill what an ended program may have left where its reaper was killed and could not do it."""
+        ended = self.ended()
+        if ended is None or ended.signal or ended.status is not None or ended.error:
+            return
+        deadline = time.monotonic() + _KILLED_S
+        while left := await asyncio.to_thread(holders, self.record.program.nonce):
+            for process in left:
+                send_signal(process, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise self._hangs()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _all_gone(self) -> ExitRecord:
+        ended = await self.wait()
+        await self.clear()
+        return ended
+
+    def _hangs(self) -> StopError:
+        left = ", ".join(str(process.pid) for process in holders(self.record.program.nonce))
+        return StopError(
+            f"{self.record.argv[0]} (pid {self.pid}) was killed and is still there (pids {left}): it hangs in the "
+            "kernel, most likely in a device driver; see `dmesg`. If it does not go, the machine has to be restarted"
+        )
+
+    def tail(self, lines: int) -> list[str]:
+        return output.tail(self.record.log_path, lines)
+
+    def _reaper_alive(self) -> bool:
+        return self._ours(self.record.reaper)
+
+    def _program_alive(self) -> bool:
+        return self._ours(self.record.program)
+
+    def _ours(self, process: Identity) -> bool:
+        return alive(process) and (self.record.unit is None or units.contains(self.record.unit, process.pid))
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the reaper, which passes it on; where that was killed, to each process that carries the nonce."""
+        if self._reaper_alive() and send_signal(self.record.reaper, number):
+            return
+        direct = signal.SIGKILL if number is signal.SIGUSR1 else number
+        for process in holders(self.record.program.nonce):
+            send_signal(process, direct)
+
+
+def start(spec: DetachedSpec) -> Detached:
+    """Start a program and return once it runs. Blocks (about 0.1 s). Raises StartError in words; then nothing runs."""
+    try:
+        Path(spec.log_path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_spec(spec)
+    except OSError as error:
+        raise StartError(f"the start can't be written down in {spec.record_dir}: {error}") from None
+    command = [sys.executable, "-I", "-S", str(_REAPER), spec.record_dir]
+    try:
+        if spec.unit is not None:
+            units.run_in_unit(spec, [*command, "--in-unit"])
+        else:
+            _run_in_session(spec, command)
+    except StartError:
+        if void_spec(spec.record_dir):
+            raise  # nothing has taken the spec, and nothing will
+    return _decided(spec.record_dir)
+
+
+def find(record_dir: str | Path) -> Detached | None:
+    """What an earlier starter left in a record directory, running or ended; None where nothing was ever started.
+
+    Starts and signals nothing. Waits for a start that is under way. Raises RecordError where the files make no sense,
+    and StartError where the start had failed.
+    """
+    void_spec(record_dir)
+    if read_record(record_dir) is None and not lock_is_held(record_dir) and read_exit(record_dir) is None:
+        return None
+    return _decided(record_dir)
+
+
+def _run_in_session(spec: DetachedSpec, command: list[str]) -> None:
+    environment = {"PATH": BASE_PATH, "LANG": "C.UTF-8", NONCE: spec.nonce}
+    log = os.open(path_of(spec.record_dir, "reaper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        subprocess.run(
+            command,
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            timeout=_START_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"the reaper could not be started: {error}") from None
+    finally:
+        os.close(log)
+
+
+def _decided(record_dir: str | Path) -> Detached:
+    """Wait for a start that a reaper has taken on to be decided."""
+    deadline = time.monotonic() + _CLAIMED_S
+    while True:
+        held = lock_is_held(record_dir)
+        ended, record = read_exit(record_dir), read_record(record_dir)
+        if ended is not None and ended.error is not None:
+            raise StartError(ended.error)
+        if record is not None and not path_of(record_dir, "claimed").exists():
+            return Detached(record_dir, record)
+        if not held:
+            raise StartError(f"the reaper ended before it had started anything: {_complaint(record_dir)}")
+        if time.monotonic() > deadline:
+            raise StartError(f"the reaper did not get to starting anything within {_CLAIMED_S:g} s; see {record_dir}")
+        time.sleep(_LOOK_S)
+
+
+def _complaint(record_dir: str | Path) -> str:
+    try:
+        text = path_of(record_dir, "reaper.log").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        text = ""
+    return text.splitlines()[-1] if text else "it was killed"
+
+
+__all__ = [
+    "BASE_PATH",
+    "Detached",
+    "DetachedSpec",
+    "ExitRecord",
+    "Record",
+    "RecordError",
+    "StartError",
+    "StopError",
+    "find",
+    "new_nonce",
+    "start",
+]
