@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from llmgw.store.opening import open_store
+from llmgw.store.opening import open_store, state_dir
 
-__all__ = ["open_store"]
+__all__ = ["open_store", "state_dir"]

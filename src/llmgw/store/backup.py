@@ -28,17 +28,18 @@ def back_up(source: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         _create(partial)
-        _copy(source, partial)
-        _check(partial)
-        _publish(partial, target)
+        try:
+            _copy(source, partial)
+            _check(partial)
+            _publish(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
     except FileExistsError as error:
         raise _exists(target) from error
     except OSError as error:
         raise file_error(error, target, "write the backup") from error
     except sqlite3.Error as error:
         raise _failed(error, source, target) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _exists(target: Path) -> StoreError:
@@ -75,6 +76,8 @@ def _publish(partial: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
         os.rename(partial, target)
     _sync(target.parent)
 

@@ -51,9 +51,9 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """All that a control plane starts from. Nodes come back without what belongs to a session: session, vitals, shards, heard_at_s.
+    """All that a control plane starts from, in order of id.
 
-    In order of id.
+    Nodes come back without what belongs to their session: its number, vitals, shards, and when they were heard.
     """
 
     nodes: tuple[Node, ...] = ()

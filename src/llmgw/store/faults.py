@@ -69,6 +69,7 @@ _HINTS = {
     errno.ENOSPC: "The disk is full; free space there (df {directory})",
     errno.EDQUOT: "The quota of uid {uid} is used up; free space there, or raise it",
     errno.ENOENT: "{directory} does not exist",
+    errno.EEXIST: "It is a file; expected a directory, or nothing",
     errno.ENOTDIR: "{directory} is not a directory; expected one",
     errno.EISDIR: "It is a directory; expected a file",
     errno.ELOOP: "It is a symbolic link; expected a file of its own",

@@ -22,34 +22,30 @@ from llmgw.store.connect import migrating_engine, plain_connection
 from llmgw.store.faults import store_error
 from llmgw.version import VERSION
 
+MIGRATIONS = Path(__file__).with_name("migrations")
 SECRET_BYTES = 32
 
+_VERSION_TABLE = "alembic_version"
 
-def alembic_config() -> Config:
+
+def alembic_config(scripts: Path = MIGRATIONS) -> Config:
     config = Config()
-    scripts = Path(__file__).with_name("migrations")
     config.set_main_option("script_location", str(scripts).replace("%", "%%"))
     return config
 
 
-def head_revision() -> str:
-    """The newest schema that this llmgw knows."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    assert head is not None, "llmgw comes with at least one revision"
-    return head
-
-
-def prepare(path: Path) -> None:
+def prepare(path: Path, config: Config | None = None) -> None:
     """Check the file, bring it to the newest schema, and give it its first rows, in one transaction.
 
     An empty file is new. Raises StoreError, with the file as it was, where it is damaged, not llmgw's, or of a
-    newer llmgw.
+    newer llmgw. ``config`` says where the revisions are; by default those of this llmgw.
     """
+    config = config or alembic_config()
     try:
         revision = _revision_of(path)
         if revision is not None:
-            _refuse_newer(path, revision)
-        _upgrade(path)
+            _refuse_newer(path, revision, ScriptDirectory.from_config(config))
+        _upgrade(path, config)
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise store_error(error, path) from error
 
@@ -62,7 +58,9 @@ def _revision_of(path: Path) -> str | None:
         if not tables:
             return None
         (application,) = connection.execute("PRAGMA application_id").fetchone()
-        rows = connection.execute("SELECT version_num FROM alembic_version").fetchall() if _VERSION in tables else []
+        rows = (
+            connection.execute("SELECT version_num FROM alembic_version").fetchall() if _VERSION_TABLE in tables else []
+        )
     if application != schema.APPLICATION_ID or len(rows) != 1:
         raise StoreError(
             f"{path} is a database, but not one that llmgw made (it has {', '.join(sorted(tables)[:5])}). "
@@ -71,32 +69,28 @@ def _revision_of(path: Path) -> str | None:
     return str(rows[0][0])
 
 
-_VERSION = "alembic_version"
-
-
 def _refuse_damaged(path: Path, connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
+        found = " ".join(verdict.replace("*** in database main ***", "").split())
         raise StoreError(
-            f"{path} is damaged: {verdict}. Keep the file for later, check the disk, "
+            f"{path} is damaged: {found}. Keep the file for later, check the disk, "
             "and restore a backup (docs/backup.md)"
         )
 
 
-def _refuse_newer(path: Path, revision: str) -> None:
-    scripts = ScriptDirectory.from_config(alembic_config())
+def _refuse_newer(path: Path, revision: str, scripts: ScriptDirectory) -> None:
     try:
         scripts.get_revision(revision)
     except (CommandError, RevisionError) as error:
         raise StoreError(
             f"{path} was written by a newer llmgw: its schema is revision {revision}, and llmgw v{VERSION} knows "
-            f"revisions up to {head_revision()}. Nothing was changed. Run the newer llmgw, or restore a backup that "
-            "was made before the upgrade (docs/backup.md)"
+            f"revisions up to {scripts.get_current_head()}. Nothing was changed. Run the newer llmgw, or restore a "
+            "backup that was made before the upgrade (docs/backup.md)"
         ) from error
 
 
-def _upgrade(path: Path) -> None:
-    config = alembic_config()
+def _upgrade(path: Path, config: Config) -> None:
     engine = migrating_engine(path)
     try:
         with engine.connect() as connection:

@@ -39,3 +39,10 @@ def sqlite_path(url: str) -> Path:
     if "?" in rest or "\0" in rest:
         raise StoreError(f"store {url!r} has options after '?': there are none, expected {SUPPORTED}")
     return Path(rest[3:])
+
+
+def state_dir(url: str) -> Path:
+    """The directory that the store lies in, which a control plane keeps its other files in too. Raises StoreError."""
+    if url == "memory:":
+        raise StoreError(f"store memory: forgets everything when it ends; a control plane needs a file: {SUPPORTED}")
+    return sqlite_path(url).parent

@@ -12,7 +12,6 @@ APPLICATION_ID = 0x6C6C6D67
 
 metadata = MetaData(
     naming_convention={
-        "ix": "ix_%(column_0_N_label)s",
         "ck": "ck_%(table_name)s_%(constraint_name)s",
         "pk": "pk_%(table_name)s",
     }
@@ -62,5 +61,5 @@ events = Table(
     Column("id", Text, primary_key=True),
     Column("subject", Text, nullable=False),
     Column("doc", Text, nullable=False),
-    Index(None, "subject", "id"),
+    Index("ix_events_subject_id", "subject", "id"),
 )
