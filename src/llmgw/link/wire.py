@@ -110,6 +110,11 @@ def decode(text: str) -> Frame:
     return frame
 
 
+def close_reason(words: str) -> bytes:
+    """Words cut to what a WebSocket's close frame holds (RFC 6455, 5.5: 125 bytes with the code)."""
+    return words.encode()[:120].decode(errors="ignore").encode()
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all frames."""
     return _decoder.json_schema(mode="serialization")

@@ -141,10 +141,8 @@ def _client_protocol_failure(error: ssl.SSLError) -> str:
     if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
         return "it speaks only a TLS version older than 1.2"
     if "ALERT" in reason:
-        said = reason.replace("_", " ").lower()
-        return (
-            f"it does not accept this server's certificate ({reason.replace('_', ' ').lower()}); its own log says why"
-        )
+        alert = reason.replace("_", " ").lower()
+        return f"it does not accept this server's certificate ({alert}); its own log says why"
     return f"its TLS handshake failed: {reason.replace('_', ' ').lower()}"
 
 
