@@ -1,0 +1,266 @@
+"""The gateway: its parts put together, its listener, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from llmgw.gateway import api
+from llmgw.gateway.auth import authenticate
+from llmgw.gateway.body import read_asked
+from llmgw.gateway.errors import ApiError
+from llmgw.gateway.exchange import Exchange
+from llmgw.gateway.front import ClientConnection
+from llmgw.gateway.metrics import OTHER, Gauges, Meter
+from llmgw.gateway.request import Request
+from llmgw.gateway.routing import Router
+from llmgw.gateway.settings import GatewaySettings
+from llmgw.gateway.standing import Standing
+from llmgw.gateway.table import Table, allowed
+from llmgw.gateway.upstream import Connector
+from llmgw.link.messages import Routes
+
+BACKLOG = 4096
+TLS_HANDSHAKE_S = 10.0
+CONNECTIONS_CHECKED_EVERY_S = 1.0
+
+_log = structlog.get_logger("llmgw.gateway")
+
+
+class StartError(Exception):
+    """The gateway can't start; the message says why and what to do."""
+
+
+class Gateway(Gauges):
+    """Serves clients from a routing table that ``apply`` gives it.
+
+    Everything happens on one event loop. ``start`` raises StartError; ``stop`` returns when nothing is in flight any
+    more, or the limit is over.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.timeouts = settings.timeouts
+        self.body_limit_bytes = settings.body_limit_bytes
+        self.stopping = False
+        self.meter = Meter()
+        self.router = Router(settings.queue)
+        self.connector = Connector(settings.timeouts.connect_s)
+        self.connections: set[ClientConnection] = set()
+        self.active: set[Exchange] = set()
+        self.standing = Standing()
+        self.table = Table.of(Routes(epoch=0, session=0, version=0))
+        self.port = 0
+        """Where it listens, once started: settings may say 0."""
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._connections_due = 0.0
+        self._idle = asyncio.Event()
+        self._end_now = asyncio.Event()
+
+    # The table
+
+    def apply(self, frame: Routes) -> None:
+        """Takes a routing table up. What is in flight at replicas that it no longer names goes on."""
+        table = Table.of(frame)
+        self.meter.know(route.model for route in frame.routes)
+        self.table = table
+        self.router.update(frame.routes, table.routes)
+
+    # What connections ask of it
+
+    def admit(self, request: Request) -> None:
+        try:
+            if request.method == b"OPTIONS":
+                return  # a preflight comes without a key
+            request.api = api.find(request.method, request.path)
+            request.key = authenticate(request.token, self.table)
+        except ApiError as error:
+            request.error = error
+
+    def begin(self, connection: ClientConnection, request: Request) -> None:
+        try:
+            if self.stopping:
+                raise ApiError(
+                    503,
+                    "this gateway is stopping: send the request again",
+                    type="server_error",
+                    code="stopping",
+                    retry_after_s=1,
+                )
+            if request.api is not None and request.api.proxied:
+                self._proxy(connection, request)
+            else:
+                self._answer(connection, request)
+        except ApiError as error:
+            self.count_refusal(error)
+            connection.refuse(request, error)
+
+    def _proxy(self, connection: ClientConnection, request: Request) -> None:
+        key = request.key
+        assert key is not None, "a request without a key was admitted"
+        asked = read_asked(request.body)
+        line = self.router.by_name.get(asked.model)
+        if line is None:
+            raise api.no_such_model(asked.model, self.table, key)
+        if key.models and not allowed(key, line.route):
+            raise api.not_allowed(asked.model, key)
+        exchange = Exchange(self, connection, request, line, asked)
+        connection.exchange = exchange
+        exchange.start()
+
+    def _answer(self, connection: ClientConnection, request: Request) -> None:
+        status, lines, body = 200, b"content-type: application/json\r\n", b""
+        if request.method == b"OPTIONS":
+            request.cors = True
+            status, lines = 204, api.preflight_lines(request)
+        elif request.key is not None and request.api is api.MODELS:
+            body = api.models_body(self.table, request.key)
+        elif request.key is not None:
+            body = api.model_body(self.table, request.key, request.path)
+        self.meter.count(OTHER, status)
+        connection.answer(request, status, lines, body)
+
+    def count_refusal(self, error: ApiError) -> None:
+        self.meter.count(OTHER, error.status)
+
+    def count_bad_request(self) -> None:
+        self.meter.bad_requests += 1
+
+    # Gauges
+
+    def models(self) -> Iterable[tuple[str, int, int, int]]:
+        for line in self.router.lines.values():
+            yield line.label, line.in_flight, len(line.waiting), len(line.targets)
+
+    def scalars(self) -> Iterable[tuple[str, str, float]]:
+        now = time.time()
+        yield "llmgw_gateway_connections", "Connections of clients.", len(self.connections)
+        yield "llmgw_gateway_requests_in_flight", "Requests accepted and not ended.", len(self.active)
+        yield from self.standing.scalars(now)
+
+    # Running
+
+    async def start(self) -> None:
+        _raise_file_limit()
+        settings = self.settings
+        context = _front_tls(settings.front_cert, settings.front_key)
+        listener = _listen(settings.listen_host, settings.listen_port)
+        self.port = listener.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self),
+            sock=listener,
+            ssl=context,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S if context else None,
+        )
+        self._tick()
+
+    def _tick(self) -> None:
+        # First, so that whatever goes wrong below does not stop the clock.
+        self._ticker = asyncio.get_running_loop().call_later(self.timeouts.tick_s, self._tick)
+        now = time.monotonic()
+        self.router.tick(now, self.timeouts.engine_idle_s)
+        for exchange in list(self.active):
+            exchange.check(now)
+        if now >= self._connections_due:
+            self._connections_due = now + min(CONNECTIONS_CHECKED_EVERY_S, self.timeouts.tick_s * 10)
+            for connection in list(self.connections):
+                connection.check(now)
+        if self.stopping and not self.active and not self.connections:
+            self._idle.set()
+
+    def stop_now(self) -> None:
+        """Ends what is in flight at once, during ``stop``."""
+        self._end_now.set()
+
+    async def stop(self) -> None:
+        """Takes nothing new; lets what is in flight finish within ``drain_s``, then ends it with an error."""
+        self.stopping = True
+        if self._server is not None:
+            self._server.close()
+        for exchange in list(self.active):
+            exchange.stop_waiting()
+        for connection in list(self.connections):
+            connection.stop()
+        await self._drained(self.settings.drain_s)
+        for exchange in list(self.active):
+            exchange.end_now()
+        for connection in list(self.connections):
+            connection.stop()
+        self._end_now.clear()
+        await self._drained(self.timeouts.linger_s)
+        await self._shut()
+
+    async def _drained(self, limit_s: float) -> None:
+        """Returns when nothing is left, the limit is over, or ``stop_now`` was called."""
+        self._idle.clear()
+        waits = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(self._end_now.wait())]
+        try:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _shut(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for connection in list(self.connections):
+            connection.cut()
+        for line in self.router.lines.values():
+            line.retire()
+        await self.connector.aclose()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        if host == "::":
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6, dualstack_ipv6=socket.has_dualstack_ipv6()
+            )
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        hint = (
+            "another process listens there: stop it, or change listen.gateway"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        raise StartError(
+            f"can't listen on {host} port {port}: {error.strerror or error}{'; ' + hint if hint else ''}"
+        ) from error
+
+
+def _front_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if cert is None or key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"gateway.tls: {cert} and {key} can't be used: {error}") from error
+    return context
+
+
+def _raise_file_limit() -> None:
+    """Two sockets per request: the soft limit of 1,024 files is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("the limit of open files stays as it is", limit=soft, why=str(error))

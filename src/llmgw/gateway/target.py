@@ -1,0 +1,95 @@
+"""A replica as the gateway sees it: how to reach it, what is in flight there, and whether it can be reached at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from llmgw.cluster.model import Endpoint
+
+if TYPE_CHECKING:
+    from llmgw.gateway.routing import Line
+    from llmgw.gateway.upstream import EngineConnection
+
+COOLING_FIRST_S = 1.0
+COOLING_MOST_S = 10.0
+
+
+class Target:
+    """One endpoint of the table, for as long as the table names it: replica, generation and address together.
+
+    ``in_flight`` counts from the choice of this target to the answer's last byte.
+    """
+
+    __slots__ = ("cooling_until", "endpoint", "failures", "gone", "head", "host", "idle", "in_flight", "line", "port")
+
+    def __init__(self, endpoint: Endpoint, line: Line) -> None:
+        self.line = line
+        self.in_flight = 0
+        self.idle: list[EngineConnection] = []
+        self.failures = 0
+        self.cooling_until = 0.0
+        """Monotonic time before which it is not chosen, because it could not be reached."""
+        self.gone = False
+        """The table names it no longer: what is in flight there finishes, nothing new is sent."""
+        self.update(endpoint)
+
+    def update(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        url = urlsplit(endpoint.url)
+        self.host = url.hostname or ""
+        self.port = url.port or 80
+        self.head = b" HTTP/1.1\r\nhost: %b\r\n" % url.netloc.encode("ascii", "replace")
+        """What stands between the request's target and its own headers, the replica's key included."""
+        if endpoint.api_key:
+            self.head += b"authorization: Bearer %b\r\n" % endpoint.api_key.encode()
+
+    def takes(self, now: float) -> bool:
+        limit = self.endpoint.max_concurrency
+        return self.cooling_until <= now and (limit is None or self.in_flight < limit)
+
+    def take(self, now: float) -> None:
+        """Counts a request in. Every take is followed by exactly one ``release``."""
+        self.in_flight += 1
+        if self.failures:
+            # The one request that tries whether it is back; others wait for what comes of it.
+            self.cooling_until = now + COOLING_FIRST_S
+
+    def release(self) -> None:
+        self.in_flight -= 1
+        if self.line.waiting:
+            self.line.wake()
+
+    def unreachable(self, now: float) -> None:
+        """A connection failed, or the engine did not answer in time: leave it alone for a while, longer each time."""
+        self.failures += 1
+        self.cooling_until = now + min(COOLING_FIRST_S * 2.0 ** min(self.failures - 1, 10), COOLING_MOST_S)
+
+    def answered(self) -> None:
+        """It answered, whatever the status."""
+        if self.failures:
+            self.failures = 0
+            self.cooling_until = 0.0
+            if self.line.waiting:
+                self.line.wake()
+
+    def idle_connection(self, now: float, idle_s: float) -> EngineConnection | None:
+        """The connection that was used last, where the engine has surely not closed it for being idle."""
+        while self.idle:
+            connection = self.idle.pop()
+            if now - connection.idle_since <= idle_s:
+                return connection
+            connection.close()
+        return None
+
+    def close_idle(self, before: float) -> None:
+        """Closes connections that are idle since before that time."""
+        if self.idle and (self.gone or self.idle[0].idle_since < before):
+            keep = [] if self.gone else [each for each in self.idle if each.idle_since >= before]
+            for connection in [each for each in self.idle if each not in keep]:
+                connection.close()
+            self.idle = keep
+
+    def retire(self) -> None:
+        self.gone = True
+        self.close_idle(0.0)
