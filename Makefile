@@ -1,0 +1,59 @@
+# `make up` and `make test` need nothing but Python (>= 3.11), pip and make; all else comes from the package index,
+# by hash, into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+# uv does not read pip's configuration: a mirror that is set there is passed on.
+export UV_DEFAULT_INDEX ?= $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2>/dev/null))
+ifeq ($(UV_DEFAULT_INDEX),)
+unexport UV_DEFAULT_INDEX
+endif
+UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
+
+.PHONY: up test check format bench lock clean
+
+up: .venv/runtime
+	@exec $(BIN)/llmgw up $(ARGS)
+
+test: check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/gateway/run.py $(ARGS)
+	$(BIN)/python benchmarks/control/run.py $(ARGS)
+
+lock: .venv/bootstrap
+	$(BIN)/uv pip compile $(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
+	$(BIN)/uv pip compile $(LOCK) pyproject.toml -o requirements/runtime.txt
+	$(BIN)/uv pip compile $(LOCK) --group dev pyproject.toml -o requirements/dev.txt
+LOCK = --quiet --universal --python-version 3.11 --generate-hashes --no-header
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+.venv/bootstrap: requirements/bootstrap.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
+	    "llmgw needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@touch $@
+
+.venv/runtime: .venv/bootstrap requirements/runtime.txt pyproject.toml
+	$(UV_INSTALL) --require-hashes -r requirements/runtime.txt
+	$(UV_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/dev: .venv/runtime requirements/dev.txt
+	$(UV_INSTALL) --require-hashes -r requirements/dev.txt
+	@touch $@
