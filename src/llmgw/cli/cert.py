@@ -1,0 +1,132 @@
+"""``llmgw ctl cert``: the cluster's authority and its certificates. Needs no control plane."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmgw.config.faults import Refused
+from llmgw.config.quantities import parse_duration
+from llmgw.pki.authority import CLIENT_LIFETIME_S, DAY_S, Authority, Issued
+from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, read_certificate
+from llmgw.pki.names import PkiError
+
+app = typer.Typer(name="cert", help="The cluster's authority and its certificates.", no_args_is_help=True)
+
+AuthorityDir = Annotated[Path, typer.Option("--dir", help="The authority's directory: ca.pem and ca-key.pem.")]
+Out = Annotated[Path, typer.Option("--out", help="Where the files are written.")]
+Force = Annotated[bool, typer.Option("--force", help="Renew: replace a certificate and key of the same name.")]
+
+
+@app.command("init-ca")
+def init_ca(
+    dir: AuthorityDir,
+    cluster: Annotated[str, typer.Option("--cluster", help="As `cluster:` in server.yaml; chosen once.")] = "llmgw",
+) -> None:
+    """Make the cluster's certificate authority."""
+    with _in_words():
+        authority = Authority.create(dir, cluster)
+    typer.echo(
+        f"wrote {dir / 'ca.pem'} and {dir / 'ca-key.pem'} (cluster {cluster!r}, until {_day(authority.not_after)})"
+    )
+    typer.echo(f"keep {dir / 'ca-key.pem'} secret: whoever reads it can be any node")
+    typer.echo(f"next: llmgw ctl cert issue-server --dir {dir} --san NAME-OR-ADDRESS --out /etc/llmgw/pki")
+
+
+@app.command("issue-server")
+def issue_server(
+    dir: AuthorityDir,
+    san: Annotated[list[str], typer.Option("--san", help="A host name or address that nodes dial; repeatable.")],
+    name: Annotated[str | None, typer.Option("--name", help="The control plane's id [this machine's name].")] = None,
+    out: Out = Path("."),
+    lifetime: Annotated[str, typer.Option("--lifetime", help="Such as 2y, 365d or 24h.")] = "825d",
+    force: Force = False,
+) -> None:
+    """Issue the certificate of a control plane, and of the gateway beside it."""
+    with _in_words():
+        issued = Authority.load(dir).issue_server(san, out, name, lifetime_s=parse_lifetime(lifetime), renew=force)
+    _wrote(issued, f"server {issued.common_name!r} at {', '.join(san)}")
+    typer.echo(f"next: name the three files under `tls:` in server.yaml; llmgw ctl cert issue-client NODE --dir {dir}")
+
+
+@app.command("issue-client")
+def issue_client(
+    node: Annotated[str, typer.Argument(help="The node's id: its host name, unless its file says `node_id`.")],
+    dir: AuthorityDir,
+    out: Out = Path("."),
+    lifetime: Annotated[str, typer.Option("--lifetime", help="Such as 1y, 365d or 24h.")] = "1y",
+    force: Force = False,
+) -> None:
+    """Issue the certificate of a node."""
+    with _in_words():
+        issued = Authority.load(dir).issue_client(node, out, parse_lifetime(lifetime), renew=force)
+    _wrote(issued, f"node {issued.common_name!r}")
+    typer.echo(f"next: copy the three files to {node}, and name them under `tls:` in its agent.yaml")
+
+
+@app.command("show")
+def show(file: Annotated[Path, typer.Argument(help="A certificate in PEM form.")]) -> None:
+    """Print what a certificate says."""
+    with _in_words():
+        facts = facts_of(read_certificate(file, "the certificate"))
+    for label, value in _rows(facts, datetime.now(UTC)):
+        typer.echo(f"{label + ':':14}{value}")
+
+
+def parse_lifetime(text: str) -> float:
+    """Seconds in ``1y`` (365 days), ``90d``, ``24h`` or any duration of the configuration. Raises PkiError."""
+    years = re.fullmatch(r"([1-9][0-9]?)y", text)
+    if years is not None:
+        return int(years[1]) * CLIENT_LIFETIME_S
+    try:
+        return parse_duration(text)
+    except Refused as error:
+        raise PkiError(f"--lifetime {text!r}: such as 1y, 365d or 24h was expected") from error
+
+
+def _rows(facts: CertificateFacts, now: datetime) -> Iterator[tuple[str, str]]:
+    yield "name", facts.common_name
+    yield "cluster", facts.cluster or "none: not made by llmgw"
+    yield (
+        "roles",
+        "authority" if facts.is_authority else ", ".join(f"{uri.role} {uri.id}" for uri in facts.uris) or "none",
+    )
+    if facts.names:
+        yield "valid for", ", ".join(facts.names)
+    yield "issued by", facts.issuer
+    yield "valid from", in_words(facts.not_before)
+    yield "valid until", f"{in_words(facts.not_after)} ({_left(facts, now)})"
+    yield "serial", facts.serial
+    yield "SHA-256", facts.fingerprint
+
+
+def _left(facts: CertificateFacts, now: datetime) -> str:
+    if now < facts.not_before:
+        return "not valid yet"
+    days = (facts.not_after - now).total_seconds() / DAY_S
+    if days <= 0:
+        return "expired"
+    return f"{days:.0f} days left" if days >= 2 else f"{days * 24:.0f} hours left"
+
+
+def _wrote(issued: Issued, whose: str) -> None:
+    typer.echo(f"wrote {issued.cert}, {issued.key} and {issued.ca} ({whose}, until {_day(issued.not_after)})")
+
+
+def _day(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d")
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except PkiError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
