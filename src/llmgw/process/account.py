@@ -60,6 +60,11 @@ def set_limits(oom_score_adj: int | None) -> None:
         set_oom_score(oom_score_adj)
 
 
+def oom_score() -> int:
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        return int(file.read())
+
+
 def set_oom_score(adjustment: int) -> None:
     """Lowering it takes a capability that not every root has: then it stays as it is."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:

@@ -23,8 +23,8 @@ from llmgw.process.record import (
     path_of,
     read_exit,
     read_record,
-    unseen,
     void_spec,
+    write_exit,
     write_spec,
 )
 from llmgw.process.watch import gone
@@ -32,7 +32,7 @@ from llmgw.process.watch import gone
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The PATH of a program whose environment is built from nothing."""
 
-_REAPER = Path(__file__).with_name("reaper.py")
+_REAPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py")))
 _START_S = 60.0
 _CLAIMED_S = 15.0
 _LOOK_S = 0.02
@@ -66,45 +66,51 @@ class Detached:
         told = read_exit(self.record_dir)
         if told is not None or self._program_alive():
             return told
-        return read_exit(self.record_dir) or unseen(self.record_dir)
+        return read_exit(self.record_dir) or self._unseen()
 
     async def wait(self) -> ExitRecord:
-        """Return when it has ended and nothing of it is left."""
-        while True:
-            ended = self.ended()
-            if ended is not None:
-                return ended
-            await gone(self.record.reaper)
-            if self.ended() is None:  # the reaper was killed, the program was not
-                await gone(self.record.program)
+        """Return when it has ended and nothing of it is left. Raises StopError where something hangs in the kernel."""
+        while (ended := self.ended()) is None:
+            await asyncio.to_thread(self.mend)
+            await gone(self.record.reaper if self._reaper_alive() else self.record.program)
+        await self._clear(ended)
+        return ended
+
+    def mend(self) -> None:
+        """Give a running program whose reaper was killed another one, which goes on with its output. Blocks."""
+        if self.record.unit is not None or self._reaper_alive() or not self._program_alive():
+            return
+        with suppress(StartError):
+            _run_reaper(self.record_dir, self.record.program.nonce, "--succeed")
+        self._reaper_alive()
 
     async def stop(self, timeout_s: float) -> ExitRecord:
         """SIGTERM to the whole group, after ``timeout_s`` SIGKILL to everything that descends from it.
 
         Returns when all of it is gone. Raises StopError where something does not go although it was killed.
         """
-        if (ended := self.ended()) is not None:
-            await self.clear()
+        if self.ended() is None:
+            self._signal(signal.SIGTERM)
+        if (ended := await self._within(timeout_s)) is not None:
             return ended
-        self._signal(signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                return await self._all_gone()
         self._signal(signal.SIGUSR1)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_KILLED_S):
-                return await self._all_gone()
+        if (ended := await self._within(_KILLED_S)) is not None:
+            return ended
         if self.record.unit is not None:
             await asyncio.to_thread(units.kill, self.record.unit)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_KILLED_S):
-                    return await self._all_gone()
+            if (ended := await self._within(_KILLED_S)) is not None:
+                return ended
         raise self._hangs()
 
-    async def clear(self) -> None:
-        """Kill what an ended program may have left where its reaper was killed and could not do it."""
-        ended = self.ended()
-        if ended is None or ended.signal or ended.status is not None or ended.error:
+    async def _within(self, timeout_s: float) -> ExitRecord | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await self.wait()
+        return None
+
+    async def _clear(self, ended: ExitRecord) -> None:
+        """Kill what a program has left where its reaper was killed as well and could not do it."""
+        if ended.seen:
             return
         deadline = time.monotonic() + _KILLED_S
         while left := await asyncio.to_thread(holders, self.record.program.nonce):
@@ -114,9 +120,13 @@ class Detached:
                 raise self._hangs()
             await asyncio.sleep(_LOOK_S)
 
-    async def _all_gone(self) -> ExitRecord:
-        ended = await self.wait()
-        await self.clear()
+    def _unseen(self) -> ExitRecord:
+        unit = self.record.unit
+        result = "" if unit is None else units.result(unit)
+        ended = ExitRecord(
+            ended_at=time.time(), oom=result == "oom-kill", signal="SIGKILL" if result == "oom-kill" else None
+        )
+        write_exit(self.record_dir, ended)
         return ended
 
     def _hangs(self) -> StopError:
@@ -130,7 +140,14 @@ class Detached:
         return output.tail(self.record.log_path, lines)
 
     def _reaper_alive(self) -> bool:
-        return self._ours(self.record.reaper)
+        if self._ours(self.record.reaper):
+            return True
+        with suppress(RecordError):
+            record = read_record(self.record_dir)
+            if record is not None and record.reaper != self.record.reaper and record.program == self.record.program:
+                self.record = record  # it has a successor
+                return self._ours(record.reaper)
+        return False
 
     def _program_alive(self) -> bool:
         return self._ours(self.record.program)
@@ -154,12 +171,11 @@ def start(spec: DetachedSpec) -> Detached:
         write_spec(spec)
     except OSError as error:
         raise StartError(f"the start can't be written down in {spec.record_dir}: {error}") from None
-    command = [sys.executable, "-I", "-S", str(_REAPER), spec.record_dir]
     try:
         if spec.unit is not None:
-            units.run_in_unit(spec, [*command, "--in-unit"])
+            units.run_in_unit(spec, [*_REAPER, spec.record_dir, "--in-unit"])
         else:
-            _run_in_session(spec, command)
+            _run_reaper(spec.record_dir, spec.nonce)
     except StartError:
         if void_spec(spec.record_dir):
             raise  # nothing has taken the spec, and nothing will
@@ -178,12 +194,13 @@ def find(record_dir: str | Path) -> Detached | None:
     return _decided(record_dir)
 
 
-def _run_in_session(spec: DetachedSpec, command: list[str]) -> None:
-    environment = {"PATH": BASE_PATH, "LANG": "C.UTF-8", NONCE: spec.nonce}
-    log = os.open(path_of(spec.record_dir, "reaper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _run_reaper(record_dir: str | Path, nonce: str, *options: str) -> None:
+    """Run a reaper in a session of its own; returns once it has said that its start is decided."""
+    environment = {"PATH": BASE_PATH, "LANG": "C.UTF-8", NONCE: nonce}
+    log = os.open(path_of(record_dir, "reaper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         subprocess.run(
-            command,
+            [*_REAPER, str(record_dir), *options],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,

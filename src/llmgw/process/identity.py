@@ -7,6 +7,7 @@ environment all agree. The environment is the one that the kernel keeps from the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -130,11 +131,14 @@ def open_pidfd(identity: Identity) -> int | None:
     """A pidfd of this very process, or None where it does not run. The caller closes it.
 
     The identity is checked *after* opening: from then on the descriptor can't come to mean another process.
+    Raises OSError where there are no descriptors left, or on a kernel before 5.3.
     """
     try:
         fd = os.pidfd_open(identity.pid)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # the last two: now a thread has that number
+            return None
+        raise
     if alive(identity):
         return fd
     os.close(fd)

@@ -1,4 +1,4 @@
-"""The small parent of one detached program. Run by path: ``python -I -S reaper.py RECORD_DIR [--in-unit]``.
+"""The small parent of one detached program. Run by path: ``python -I -S reaper.py RECORD_DIR [--in-unit|--succeed]``.
 
 It is in a session of its own and outlives whoever started it. It starts the program in another session, writes down
 who runs *before* the program's first instruction, keeps its output, and when the program has ended (or is told to end)
@@ -9,91 +9,65 @@ SIGTERM: ask the program to end (SIGTERM to its whole group, once). SIGUSR1: kil
 
 from __future__ import annotations
 
-import fcntl
 import os
-import select
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 if __name__ == "__main__":  # run by path, isolated: nothing else says where the package lies
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from llmgw.process import linux, memory, view
-from llmgw.process.account import Account, account, become, set_limits, set_oom_score
+from llmgw.process import linux, memory
+from llmgw.process.account import account, oom_score, set_oom_score
+from llmgw.process.attendant import Attendant, make_pipe
+from llmgw.process.birth import run_program
 from llmgw.process.errors import StartError
-from llmgw.process.identity import NONCE, identify, pids, read_stat
-from llmgw.process.output import OutputWriter, RotatingFile
+from llmgw.process.identity import alive, identify, pids, read_stat
 from llmgw.process.record import (
     DetachedSpec,
     ExitRecord,
     Record,
     claim_spec,
+    lock_is_held,
     path_of,
+    read_record,
     take_lock,
     write_exit,
     write_record,
 )
+from llmgw.process.successor import Successor
 
 STRAGGLER_GRACE_S = 1.0
 """After a stop that was asked for, children get this long to follow the program before they are killed."""
 
 _REAPER_OOM_SCORE = -900
-_PIPE_BYTES = 1024 * 1024
-_READ_BYTES = 256 * 1024
-_FLUSH_S = 5.0
 _TICK_S = 0.05
 _LONGEST_TICK_S = 1.0
-_IGNORED = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGPIPE,
-)
 
 
-class Reaper:
+class Reaper(Attendant):
+    """The parent of the program."""
+
     def __init__(self, spec: DetachedSpec) -> None:
+        super().__init__()
         self._spec = spec
-        self._asked = False
-        self._kill_now = False
-        self._killed = False
-        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in _IGNORED:
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGUSR1, self._kill)
-        signal.signal(signal.SIGCHLD, self._note_child)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._kills_before = memory.kills_counted()
+        self._killed = False
         self._started_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._child_ended = False
         self._pid = 0
-        self._output = -1
-        self._writer: OutputWriter | None = None
-
-    def _ask(self, *_: object) -> None:
-        self._asked = True
-
-    def _kill(self, *_: object) -> None:
-        self._asked = self._kill_now = True
-
-    def _note_child(self, *_: object) -> None:
-        self._child_ended = True
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the program and record it. Raises StartError; then nothing runs."""
         who = None if self._spec.user is None else account(self._spec.user)
-        self._output, program_end = self._open_pipe(who)
+        path = make_pipe(self._spec.record_dir, who)
+        program_end = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         error_read, error_write = os.pipe2(os.O_CLOEXEC)
         self._pid = os.fork()
@@ -109,19 +83,7 @@ class Reaper:
         if words:
             os.waitpid(self._pid, 0)
             raise StartError(words.decode("utf-8", "replace"))
-        file = RotatingFile(self._spec.log_path, self._spec.log_limit_bytes, self._spec.logs_kept)
-        self._writer = OutputWriter(file)
-
-    def _open_pipe(self, who: Account | None) -> tuple[int, int]:
-        """Both ends are open for reading *and* writing: the program is never told that nobody reads."""
-        path = path_of(self._spec.record_dir, "output")
-        os.mkfifo(path, 0o600)
-        if who is not None:
-            os.chown(path, who.uid, who.gid)  # programs open /dev/stderr by its name
-        ours = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(OSError):
-            fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        return ours, os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.take_output(path, self._spec.log_path, self._spec.log_limit_bytes, self._spec.logs_kept)
 
     def _write_record(self) -> None:
         spec = self._spec
@@ -144,27 +106,25 @@ class Reaper:
         """Stay until the program and everything it started are gone, then write how it ended."""
         ended = self._until_program_ended()
         self._clear_descendants()
-        self._read_output()
-        assert self._writer is not None
-        self._writer.close(_FLUSH_S)
-        write_exit(self._spec.record_dir, self._exit_record(ended))
+        lost_bytes = self.finish_output()
+        write_exit(self._spec.record_dir, self._exit_record(ended, lost_bytes))
 
     def _until_program_ended(self) -> os.waitid_result:
         forwarded = False
         while True:
-            if self._asked and not forwarded:
+            if self.asked and not forwarded:
                 # Once only: a second SIGTERM makes some engines drop what they are still answering.
                 forwarded = True
                 self._signal_group(signal.SIGTERM)
-            if self._kill_now and not self._killed:
+            if self.kill_now and not self._killed:
                 self._killed = True
                 self._signal_group(signal.SIGKILL)
             ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
                 return ended
-            self._wait_for_news(None)
-            if self._child_ended:
-                self._child_ended = False
+            self.wait_for_news(None)
+            if self.child_ended:
+                self.child_ended = False
                 self._reap_orphans()
 
     def _signal_group(self, number: signal.Signals) -> None:
@@ -176,7 +136,7 @@ class Reaper:
 
         Whatever a killed child leaves becomes our child, so killing our children until there are none reaches all.
         """
-        if self._asked and not self._kill_now:
+        if self.asked and not self.kill_now:
             self._grace()
         tick_s = _TICK_S
         while True:
@@ -186,7 +146,7 @@ class Reaper:
             self._reap_orphans()
             if not self._children():
                 break
-            self._wait_for_news(tick_s)  # one that hangs in a driver may take long
+            self.wait_for_news(tick_s)  # one that hangs in a driver may take long
             tick_s = min(tick_s * 1.5, _LONGEST_TICK_S)
         os.waitpid(self._pid, 0)
 
@@ -194,8 +154,8 @@ class Reaper:
         deadline = time.monotonic() + STRAGGLER_GRACE_S
         for child in self._children():
             os.kill(child, signal.SIGTERM)
-        while self._children() and time.monotonic() < deadline and not self._kill_now:
-            self._wait_for_news(_TICK_S)
+        while self._children() and time.monotonic() < deadline and not self.kill_now:
+            self.wait_for_news(_TICK_S)
             self._reap_orphans()
 
     def _children(self) -> list[int]:
@@ -212,84 +172,22 @@ class Reaper:
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
 
-    def _wait_for_news(self, timeout_s: float | None) -> None:
-        """Until a signal, output, or the timeout; takes the output."""
-        ready, _, _ = select.select([self._wake, self._output], [], [], timeout_s)
-        if self._wake in ready:
-            with suppress(BlockingIOError):
-                os.read(self._wake, 4096)
-        if self._output in ready:
-            self._read_output(once=True)
-
-    def _read_output(self, *, once: bool = False) -> None:
-        assert self._writer is not None
-        with suppress(BlockingIOError):
-            while data := os.read(self._output, _READ_BYTES):
-                self._writer.put(data)
-                if once:
-                    return
-
-    def _exit_record(self, ended: os.waitid_result) -> ExitRecord:
-        assert self._writer is not None
+    def _exit_record(self, ended: os.waitid_result, lost_bytes: int) -> ExitRecord:
         by_exit = ended.si_code == os.CLD_EXITED
         name = None if by_exit else signal_name(ended.si_status)
         return ExitRecord(
             status=ended.si_status if by_exit else None,
             signal=name,
             oom=name == "SIGKILL" and not self._killed and self._out_of_memory(),
-            asked=self._asked,
+            asked=self.asked,
             ended_at=time.time(),
-            lost_output_bytes=self._writer.lost_bytes,
+            lost_output_bytes=lost_bytes,
         )
 
     def _out_of_memory(self) -> bool:
         after = memory.kills_counted()
         counted = after is not None and self._kills_before is not None and after > self._kills_before
         return counted or memory.kernel_named(self._pid, self._started_s)
-
-
-def run_program(spec: DetachedSpec, who: Account | None, output: int, go: int, error: int) -> NoReturn:
-    """In the child: wait until we are on record, become the program. Words on ``error`` where that fails."""
-    try:
-        if os.read(go, 1) != b"g":
-            os._exit(1)  # the reaper died before it could write us down
-        os.setsid()
-        _settle(spec, who, output)
-        os.execvpe(spec.argv[0], list(spec.argv), {**spec.env, NONCE: spec.nonce})
-    except StartError as failed:
-        os.write(error, str(failed).encode())
-    except OSError as failed:
-        os.write(error, f"{spec.argv[0]} can't be run: {failed.strerror or failed} ({_about(spec, who)})".encode())
-    except BaseException as failed:
-        os.write(error, f"{spec.argv[0]} can't be run: {type(failed).__name__}: {failed}".encode())
-    os._exit(127)
-
-
-def _settle(spec: DetachedSpec, who: Account | None, output: int) -> None:
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    set_limits(spec.oom_score_adj)
-    os.umask(0o022)
-    if who is not None:
-        view.enter(spec.reads, spec.writes, who)
-    os.umask(0o077)
-    null = os.open("/dev/null", os.O_RDONLY)
-    for fd, target in ((null, 0), (output, 1), (output, 2)):
-        os.dup2(fd, target)
-    if who is not None:
-        become(who)
-    linux.set_no_new_privileges()
-    os.chdir(spec.cwd)
-    closed = view.unreadable(spec.reads)
-    if closed is not None:
-        user = "the program's user" if who is None else who.name
-        raise StartError(f"{user} may not read {closed}; give it read access, or put it where it has")
-
-
-def _about(spec: DetachedSpec, who: Account | None) -> str:
-    return f"in {spec.cwd}" if who is None else f"as {who.name} in {spec.cwd}"
 
 
 def signal_name(number: int) -> str:
@@ -327,29 +225,52 @@ def _leave_starter() -> int:
     return decided_write
 
 
-def main(arguments: list[str]) -> int:
-    record_dir, in_unit = arguments[0], "--in-unit" in arguments[1:]
-    decided = None if in_unit else _leave_starter()
-    os.umask(0o077)
+def reap(record_dir: str, decided: Callable[[], None]) -> None:
+    """Start what the spec in ``record_dir`` says and stay with it. ``decided`` is called once it runs, or will not."""
     take_lock(record_dir)
     spec = claim_spec(record_dir)
     if spec is None:
-        return 0  # taken back by a later starter, which found no reaper
+        return  # taken back by a later starter, which found no reaper
     linux.become_subreaper()
+    inherited = oom_score()
     set_oom_score(_REAPER_OOM_SCORE)
-    reaper = Reaper(spec)
+    reaper = Reaper(replace(spec, oom_score_adj=inherited if spec.oom_score_adj is None else spec.oom_score_adj))
     try:
         reaper.start()
     except (StartError, OSError) as error:
         write_exit(record_dir, ExitRecord(error=str(error), ended_at=time.time()))
         with suppress(FileNotFoundError):
             path_of(record_dir, "claimed").unlink()
-        return 0
+        return
     finally:
-        _tell_systemd()
-        if decided is not None:
-            os.close(decided)
+        decided()
     reaper.run()
+
+
+def succeed(record_dir: str, decided: Callable[[], None]) -> None:
+    """Take the place of a reaper that was killed. Nothing happens where there is one, or nothing to look after."""
+    record = None if lock_is_held(record_dir) else read_record(record_dir)
+    if record is None or not alive(record.program):
+        return
+    take_lock(record_dir)
+    set_oom_score(_REAPER_OOM_SCORE)
+    successor = Successor(record_dir, record)
+    successor.begin()
+    decided()
+    successor.run()
+
+
+def main(arguments: list[str]) -> int:
+    record_dir, options = arguments[0], arguments[1:]
+    os.umask(0o077)
+    if "--in-unit" in options:
+        reap(record_dir, _tell_systemd)
+        return 0
+    decided = _leave_starter()
+    if "--succeed" in options:
+        succeed(record_dir, lambda: os.close(decided))
+    else:
+        reap(record_dir, lambda: os.close(decided))
     return 0
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -95,6 +94,11 @@ class ExitRecord:
     ended_at: float = 0.0
     lost_output_bytes: int = 0
     """Output that could not be written, for lack of space for example."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether its reaper saw it end, and so has cleared up behind it."""
+        return self.status is not None or self.signal is not None or self.error is not None
 
 
 def path_of(record_dir: str | Path, name: str) -> Path:
@@ -198,13 +202,6 @@ def read_exit(record_dir: str | Path) -> ExitRecord | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} does not say how a program ended: {type(error).__name__}: {error}") from None
-
-
-def unseen(record_dir: str | Path) -> ExitRecord:
-    """The end of a program that nobody saw, entered so that it is said the same way from now on."""
-    ended = ExitRecord(ended_at=time.time())
-    write_exit(record_dir, ended)
-    return ended
 
 
 def take_lock(record_dir: str | Path) -> int:

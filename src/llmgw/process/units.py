@@ -34,7 +34,8 @@ def run_in_unit(spec: DetachedSpec, command: Sequence[str]) -> None:
     """Run a reaper as the main process of its unit; returns once it has said that the start is decided.
 
     ``KillMode=mixed``: ``systemctl stop`` asks the reaper alone, which asks the program once; what is left after the
-    time limit is killed with the whole control group.
+    time limit is killed with the whole control group. ``OOMPolicy=continue``: the reaper sees what was
+    killed, and clears up itself.
     """
     assert spec.unit is not None
     properties = (
@@ -43,7 +44,7 @@ def run_in_unit(spec: DetachedSpec, command: Sequence[str]) -> None:
         "KillMode=mixed",
         "TimeoutStartSec=60",
         "TimeoutStopSec=90",
-        "OOMPolicy=stop",
+        "OOMPolicy=continue",
         "TasksMax=infinity",
         "LimitMEMLOCK=infinity",
         "LimitNOFILE=1048576",
@@ -72,16 +73,14 @@ def kill(unit: str) -> None:
     _run(["systemctl", "kill", "--signal=SIGKILL", "--kill-whom=all", unit])
 
 
-def properties(unit: str, *names: str) -> dict[str, str]:
-    """Properties of a unit, empty where systemd does not know it (any more)."""
-    done = _run(["systemctl", "show", unit, *(f"--property={name}" for name in names)])
-    pairs = (line.partition("=") for line in done.stdout.splitlines())
-    return {name: value for name, _, value in pairs}
+def result(unit: str) -> str:
+    """How systemd says that a unit ended (``success``, ``signal``, ``oom-kill`` ...), then let it forget the unit.
 
-
-def forget(unit: str) -> None:
-    """Let systemd forget a unit that failed. Nothing happens where it did not."""
+    Empty where it does not know the unit, or any more.
+    """
+    said = _run(["systemctl", "show", unit, "--property=Result", "--value"]).stdout.strip()
     _run(["systemctl", "reset-failed", unit])
+    return said
 
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 
-from llmgw.process.identity import Identity, open_pidfd
+from llmgw.process.identity import Identity, alive, open_pidfd
+
+_LOOK_S = 0.2
 
 
 async def gone(identity: Identity) -> None:
     """Return as soon as this process no longer runs."""
-    fd = open_pidfd(identity)
+    try:
+        fd = open_pidfd(identity)
+    except OSError:  # out of descriptors: look now and then instead
+        await _look_until_gone(identity)
+        return
     if fd is None:
         return
     loop = asyncio.get_running_loop()
@@ -21,3 +27,10 @@ async def gone(identity: Identity) -> None:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
+
+
+async def _look_until_gone(identity: Identity) -> None:
+    while True:
+        if not alive(identity):
+            return
+        await asyncio.sleep(_LOOK_S)

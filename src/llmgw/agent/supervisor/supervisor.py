@@ -105,7 +105,7 @@ class Supervisor:
         self._starting.add(spec.shard_id)
         try:
             if before is not None and before.handle is not None:
-                await before.handle.clear()
+                await before.handle.wait()  # it has ended; nothing that it left may hold what the next one needs
             shard = await _to_the_end(self._start, spec)
         finally:
             self._starting.discard(spec.shard_id)
@@ -219,6 +219,7 @@ class Supervisor:
         if shard.handle is None:
             self._layout.remove_generation(shard_id, generation)
             return None
+        shard.handle.mend()
         labels = shard.handle.record.labels
         shard.note = labels.get("note", "")
         shard.work_dir = Path(labels["work_dir"]) if "work_dir" in labels else None
