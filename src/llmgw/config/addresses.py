@@ -65,13 +65,27 @@ def parse_host_port(text: str) -> HostPort:
 
 
 def _host_port_hint(text: str) -> str:
+    if text.isdecimal():
+        return (
+            f"the host is missing: 0.0.0.0:{text} for every address of this machine, 127.0.0.1:{text} for itself alone"
+        )
     if "://" in text:
         return "without a scheme: this is where to listen, not a URL"
+    address, _, port = text.rpartition(":")
+    if _is_ipv6(address) and port.isdecimal():
+        return f"IPv6 addresses stand in brackets: [{address}]:{port}"
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:
         return "IPv6 addresses stand in brackets: [::1]:8080" if text.count(":") > 1 else "the port is missing"
     return f"the port is missing: {HostPort(text.strip('[]'), 8080)}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _host(text: str, expected: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 
 from llmgw.cluster.model import Fabric, PortRange
+from llmgw.config.addresses import SERVER_URL
 from llmgw.config.agent import (
     AgentConfig,
     AgentEngines,
@@ -20,6 +21,7 @@ from llmgw.config.agent import (
     VllmOnNode,
 )
 from llmgw.config.check import Remark
+from llmgw.config.faults import Refused
 from llmgw.config.shape import (
     AdapterName,
     FabricName,
@@ -48,7 +50,11 @@ NO_PLAINTEXT = "there is no plaintext mode"
 
 def _one_or_many(value: object) -> object:
     """``server`` may be one address or a list of them."""
-    return [value] if isinstance(value, str | int | float) else value
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str):
+        return [value]
+    raise Refused(f"{SERVER_URL}, or a list of them")
 
 
 class TlsFile(Section):

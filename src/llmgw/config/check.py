@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -81,12 +81,13 @@ class _Reader:
         elif line["type"] == "value_error":
             yield self._refused(path, line["ctx"]["error"])
         else:
-            yield self.document.fault(path, self._expected_shape(path, line))
+            hint = _list_hint(self.document, path) if line["type"] == "list_type" else ""
+            yield self.document.fault(path, self._expected_shape(path, line), hint=hint)
 
     def _refused(self, path: KeyPath, refused: Refused) -> Fault:
         expected, hint = refused.expected, refused.hint
-        if refused.quote:
-            hint = f'quote it: "{self.document.typed.get(path, "")}"'
+        if refused.quoted is not None:
+            hint = _quote_hint(refused.quoted, self.document.typed.get(path, ""))
         elif self.document.at(path) is None:
             section = section_at(self.root, path)
             expected = _keys_of(section) if section is not None else expected
@@ -148,10 +149,10 @@ class _Reader:
     def mended(self) -> object:
         """The values, with BROKEN where one was refused or is missing, and without the keys that are not known."""
         values = copy.deepcopy(self.document.value)
-        for path in self.unknown:
-            _mend(values, path, remove=True)
         for path in (*self.refused, *self.meant, *self._perhaps_there()):
-            _mend(values, path)
+            _break(values, path)
+        for path in self.unknown:
+            _remove(values, path)
         return values
 
     def _perhaps_there(self) -> Iterator[KeyPath]:
@@ -166,11 +167,29 @@ def _keys_of(section: type[Section]) -> str:
     return f"a mapping with the keys of {section.TITLE}: {', '.join(section.model_fields)}"
 
 
+def _quote_hint(check: Callable[[str], object], typed: str) -> str:
+    """Whether quotes are all that is missing."""
+    try:
+        check(typed)
+    except Refused as refused:
+        return refused.hint
+    return f'quote it: "{typed}"'
+
+
+def _list_hint(document: Document, path: KeyPath) -> str:
+    value = document.at(path)
+    if isinstance(value, dict):
+        return "each item of a list begins with `- `"
+    if value is None:
+        return "write [] for an empty list"
+    return f"a list of one: [{document.typed.get(path, '')}]" if len(str(value)) < 64 else ""
+
+
 def _path(loc: tuple[int | str, ...]) -> KeyPath:
     return loc[:-1] if loc and loc[-1] == "[key]" else loc
 
 
-def _mend(values: Any, path: KeyPath, *, remove: bool = False) -> None:
+def _break(values: Any, path: KeyPath) -> None:
     """Puts BROKEN at ``path``, or at the closest thing around it that can hold it."""
     holder, last = values, path[0]
     for part in path[1:]:
@@ -178,10 +197,15 @@ def _mend(values: Any, path: KeyPath, *, remove: bool = False) -> None:
         if inside is None or not isinstance(inside[0], dict | list):
             break
         holder, last = inside[0], part
-    if remove:
-        holder.pop(last, None)
-    else:
-        holder[last] = BROKEN
+    holder[last] = BROKEN
+
+
+def _remove(values: Any, path: KeyPath) -> None:
+    """Takes the key at ``path`` out, where what is around it still stands."""
+    for part in path[:-1]:
+        values = (step(values, part) or (None,))[0]
+    if isinstance(values, dict):
+        values.pop(path[-1], None)
 
 
 def inner_section(annotation: object) -> type[Section] | None:

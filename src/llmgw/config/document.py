@@ -47,6 +47,7 @@ _SYNTAX_HINTS = (
     ("block end", "the indentation of this line fits none of the lines above it"),
     ("block mapping", "the indentation of this line fits none of the lines above it"),
     ("end of stream", "a quote or bracket is opened and never closed"),
+    ("stream end", "a quote or bracket is opened and never closed"),
     ("',' or", "a bracket is opened and not closed, or a comma is missing"),
     ("undefined alias", "a value that begins with `*` must be quoted"),
     ("start any token", "quote a value that begins with `@`, `` ` `` or `%`"),
@@ -190,7 +191,7 @@ def _syntax_fault(document: Document, error: MarkedYAMLError) -> Fault:
     mark = error.problem_mark or error.context_mark
     if mark is not None:
         document.marks[()] = Mark(mark.line + 1, mark.column + 1)
-    found = error.problem or error.context or "something else"
+    found = (error.problem or error.context or "something else").removeprefix("found ")
     hint = error.note or next((hint for words, hint in _SYNTAX_HINTS if words in found), "")
     if error.context and error.context_mark and mark and error.context_mark.line != mark.line:
         found += f" ({error.context} that begins at line {error.context_mark.line + 1})"
@@ -254,7 +255,12 @@ class _Conversion:
         if id(node) in self.open:
             self._give_up(self.document.fault(path, "a value", found="an alias that contains itself"))
         if node.tag not in (_PLAIN, _QUOTED, _STRING_TAG):
-            self._note(path, "a value without a tag", found=f"the tag {node.tag}", hint="remove the tag")
+            self._note(
+                path,
+                "a value without a tag",
+                found=f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')}",
+                hint="remove the tag",
+            )
         self.open.add(id(node))
         try:
             return self._convert(node, path)
@@ -296,7 +302,9 @@ class _Conversion:
             return None
         text = str(node.value)
         if node.tag == _PLAIN and text == "<<":
-            self._note(path, "plain keys", found="the merge key `<<`", hint="write out what it merges", at=node)
+            self._note(
+                path, "each key written out", found="the merge key `<<`", hint="write out what it merges", at=node
+            )
             return None
         plain = scalar(text) if node.tag == _PLAIN else text
         if not isinstance(plain, str):

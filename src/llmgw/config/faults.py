@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 KeyPath = tuple[str | int, ...]
@@ -11,14 +12,14 @@ KeyPath = tuple[str | int, ...]
 class Refused(ValueError):
     """A value that can't be taken: what was expected instead, and what to do.
 
-    ``quote``: the value is a number or a word that YAML reads as something else, and quotes make it text.
+    ``quoted`` is given where text was expected and YAML reads the value as a number or a truth: the check of the text.
     """
 
-    def __init__(self, expected: str, hint: str = "", *, quote: bool = False) -> None:
+    def __init__(self, expected: str, hint: str = "", *, quoted: Callable[[str], object] | None = None) -> None:
         super().__init__(expected)
         self.expected = expected
         self.hint = hint
-        self.quote = quote
+        self.quoted = quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

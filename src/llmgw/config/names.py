@@ -29,8 +29,7 @@ _WORD_SET = "letters, digits, `.`, `_` and `-`, a letter or digit at both ends"
 cluster_name = _named(
     "a cluster's name", r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", 63, "lower-case letters, digits and `-` between them"
 )
-model_name = _named("a model's name", _WORD, 63, _WORD_SET)
-"""Names of replicas, files and units are made from it: no slash."""
+_model_name = _named("a model's name", _WORD, 63, _WORD_SET)
 alias = _named(
     "an alias", r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", 128, "letters, digits and any of `._/:@+-`, a letter or digit first"
 )
@@ -54,6 +53,15 @@ version = _named(
     "a version, such as b10991 or 0.33.0", r"[A-Za-z0-9][A-Za-z0-9._+!-]*", 63, "letters, digits and any of `._+!-`"
 )
 package = _named("a Python package's name", _WORD, 128, _WORD_SET)
+
+
+def model_name(text: str) -> str:
+    """A model's name, from which those of replicas, files and units are made: no slash."""
+    try:
+        return _model_name(text)
+    except Refused as refused:
+        hint = "an alias may have a `/`: give it a plain name, and this one among its `aliases`"
+        raise Refused(refused.expected, hint if "/" in text else refused.hint) from None
 
 
 def sha256(text: str) -> str:

@@ -76,10 +76,13 @@ def _text_kind(parse: Callable[[str], object], expected: str = "text") -> PlainV
     def check(value: object) -> object:
         if isinstance(value, str):
             return parse(value)
-        wanted = _expected_by(parse) or expected
-        raise Refused(wanted, quote=isinstance(value, bool | int | float))
+        raise _no_text(value, _expected_by(parse) or expected, parse)
 
     return PlainValidator(check)
+
+
+def _no_text(value: object, expected: str, parse: Callable[[str], object]) -> Refused:
+    return Refused(expected, quoted=parse if isinstance(value, bool | int | float) else None)
 
 
 def _expected_by(parse: Callable[[str], object]) -> str:
@@ -130,11 +133,16 @@ def count(least: int, most: int) -> Any:
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            hint = "without quotes" if isinstance(value, str) and value.isdecimal() else ""
-            raise Refused(expected, hint)
+            raise Refused(expected, _count_hint(value) if isinstance(value, str) else "")
         return value
 
     return PlainValidator(check)
+
+
+def _count_hint(text: str) -> str:
+    if not text.isdecimal() or not text.isascii():
+        return ""
+    return "without quotes" if text == "0" or text[0] != "0" else f"without leading zeros: {text.lstrip('0') or '0'}"
 
 
 def _choice(choices: Any, hints: Mapping[str, str] | None = None) -> PlainValidator:
@@ -169,7 +177,7 @@ def _located(value: object, info: ValidationInfo) -> Path:
     """A path, taken from the directory of the file that names it."""
     expected = "a path"
     if not isinstance(value, str):
-        raise Refused(expected, quote=isinstance(value, bool | int | float))
+        raise _no_text(value, expected, _plain)
     if not value.strip() or "\n" in value:
         raise Refused(expected)
     if value.startswith("~"):
@@ -187,7 +195,7 @@ def base_of(info: ValidationInfo) -> Path:
 def _program(value: object, info: ValidationInfo) -> str | None:
     """A program's name or path; a path with a slash is located like any other. Empty: none is named."""
     if not isinstance(value, str):
-        raise Refused("a program's name or path", quote=isinstance(value, bool | int | float))
+        raise _no_text(value, "a program's name or path", _plain)
     if not value:
         return None
     return str(_located(value, info)) if "/" in value or value.startswith("~") else value
@@ -195,7 +203,7 @@ def _program(value: object, info: ValidationInfo) -> str | None:
 
 def _store(value: object, info: ValidationInfo) -> str:
     if not isinstance(value, str):
-        raise Refused(sources.STORE, quote=isinstance(value, bool | int | float))
+        raise Refused(sources.STORE)
     return sources.parse_store(value, base_of(info))
 
 
