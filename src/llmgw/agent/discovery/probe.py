@@ -47,18 +47,7 @@ async def run_probe(argv: Sequence[str], limit_s: float) -> Output:
         raise ProbeHung(f"an earlier {program} is stuck in the driver and can't be killed")
     _stuck.pop(program, None)
     with _memory_file() as stdout, _memory_file() as stderr:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout.fileno(),
-                stderr=stderr.fileno(),
-                start_new_session=True,
-                cwd="/",
-                env={**os.environ, "LC_ALL": "C"},
-            )
-        except OSError as error:
-            raise ProbeMissing(error.strerror or str(error)) from error
+        process = await _start(argv, stdout.fileno(), stderr.fileno())
         try:
             with contextlib.suppress(OSError, ValueError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_OUTPUT_LIMIT_BYTES, _OUTPUT_LIMIT_BYTES))
@@ -68,6 +57,29 @@ async def run_probe(argv: Sequence[str], limit_s: float) -> Output:
         finally:
             await _end(program, process)
         return Output(status, _text(stdout.fileno()), _text(stderr.fileno()))
+
+
+async def _start(argv: Sequence[str], stdout: int, stderr: int) -> asyncio.subprocess.Process:
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # asyncio would kill the program alone, and leave behind what it has started by now.
+        with contextlib.suppress(OSError):
+            await _end(argv[0], await starting)
+        raise
+    except OSError as error:
+        raise ProbeMissing(error.strerror or str(error)) from error
 
 
 async def _end(program: str, process: asyncio.subprocess.Process) -> None:

@@ -23,7 +23,9 @@ _BENIGN = frozenset(
 _UNSUPPORTED = frozenset({"n/a", "not supported"})
 _LIST_GPU = re.compile(r"GPU ([0-9]{1,4}):.*\(UUID: *(\S+?)\)")
 _LIST_MIG = re.compile(r"\s+MIG (\S+)\s+Device\s+([0-9]{1,4}):\s*\(UUID: *(MIG-\S+?)\)")
-_LOST = re.compile(r"Unable to determine the device handle for GPU\s*([0-9A-Fa-f:.]+?):\s*(.+)")
+_LOST = re.compile(
+    r"Unable to determine the device handle for GPU\s*([0-9A-Fa-f]+(?::[0-9A-Fa-f]+){1,2}\.[0-9]):\s*(.+)"
+)
 
 _SMI_ERRORS: Mapping[int, str] = {
     4: "run the agent as root, or give its user access to /dev/nvidia*",
@@ -76,9 +78,9 @@ def parse_instances(text: str) -> Mapping[str, tuple[Instance, ...]]:
 
 def parse_lost(text: str) -> Mapping[str, str]:
     """GPUs that have no device handle any more: PCI bus id, as /sys writes it, to the driver's words."""
-    flat = re.sub(r"\s+\n?\s*", " ", _ANSI.sub("", text).replace("Unable to", "\nUnable to"))
-    lines = flat.replace(" Unable to", "\nUnable to").splitlines()
-    found = ((normal_bus_id(match[1]), match[2].strip(" .")) for line in lines if (match := _LOST.search(line)))
+    # The message is wrapped: each reaches up to the next one.
+    messages = (f"Unable to{rest}" for rest in " ".join(_ANSI.sub("", text).split()).split("Unable to")[1:])
+    found = ((normal_bus_id(match[1]), match[2].strip(" .")) for one in messages if (match := _LOST.match(one)))
     return {bus_id: words for bus_id, words in found if bus_id is not None}
 
 
