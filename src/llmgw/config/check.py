@@ -134,14 +134,14 @@ class _Reader:
         form = plain_form(key)
         if form in same or form in words:
             return same.get(form) or words[form]
-        if key in dict(_keys(self.root)):
+        if key in dict(keys_of_file(self.root)):
             return None
         return close_to(key, section.model_fields)
 
     def _belongs(self, key: str) -> str:
         """Where else a key of this name stands, in this file or in the other one."""
         for root, file in ((self.root, "this file"), (self.other, self.other.TITLE)):
-            if places := [place for field, place in _keys(root) if field == key]:
+            if places := [place for field, place in keys_of_file(root) if field == key]:
                 where = " or ".join(f"in `{place}`" if place else "at the top" for place in places)
                 return f"`{key}` belongs {where} of {file}"
         return ""
@@ -225,11 +225,11 @@ def section_at(root: type[Section], path: KeyPath) -> type[Section] | None:
     return section
 
 
-def _keys(section: type[Section], place: str = "") -> Iterator[tuple[str, str]]:
+def keys_of_file(section: type[Section], place: str = "") -> Iterator[tuple[str, str]]:
     """All keys of a file with the place of each: ``("replicas", "models[]")``."""
     for name, field in section.model_fields.items():
         yield name, place
         inner = inner_section(field.annotation)
         if inner is not None:
             many = "[]" if str(field.annotation).startswith("list[") else ""
-            yield from _keys(inner, f"{place}.{name}{many}" if place else f"{name}{many}")
+            yield from keys_of_file(inner, f"{place}.{name}{many}" if place else f"{name}{many}")
