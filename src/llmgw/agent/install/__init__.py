@@ -1,0 +1,6 @@
+"""Installing engines on this node, and proving that they work."""
+
+from llmgw.agent.install.installer import Installer
+from llmgw.agent.install.program import Program
+
+__all__ = ["Installer", "Program"]
