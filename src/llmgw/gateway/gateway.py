@@ -58,6 +58,7 @@ class Gateway(Gauges):
         self.active: set[Exchange] = set()
         self.standing = Standing()
         self.table = Table.of(Routes(epoch=0, session=0, version=0))
+        self.has_table = False
         self.port = 0
         """Where it listens, once started: settings may say 0."""
         self._server: asyncio.Server | None = None
@@ -73,6 +74,7 @@ class Gateway(Gauges):
         table = Table.of(frame)
         self.meter.know(route.model for route in frame.routes)
         self.table = table
+        self.has_table = True
         self.router.update(frame.routes, table.routes)
 
     # What connections ask of it
@@ -82,6 +84,8 @@ class Gateway(Gauges):
             if request.method == b"OPTIONS":
                 return  # a preflight comes without a key
             request.api = api.find(request.method, request.path)
+            if not self.has_table:
+                raise _no_table(self.standing.words)
             request.key = authenticate(request.token, self.table)
         except ApiError as error:
             request.error = error
@@ -222,6 +226,17 @@ class Gateway(Gauges):
         await self.connector.aclose()
         if self._server is not None:
             await self._server.wait_closed()
+
+
+def _no_table(why: str) -> ApiError:
+    """Without a table no key is known: a valid one must not be called invalid."""
+    return ApiError(
+        503,
+        f"this gateway has no routing table yet: {why}",
+        type="server_error",
+        code="no_routing_table",
+        retry_after_s=5,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
