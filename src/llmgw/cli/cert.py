@@ -15,6 +15,7 @@ from llmgw.config.faults import Refused
 from llmgw.config.quantities import parse_duration
 from llmgw.pki.authority import CLIENT_LIFETIME_S, DAY_S, Authority, Issued
 from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, read_certificate
+from llmgw.pki.contexts import issuer_of
 from llmgw.pki.names import PkiError
 
 app = typer.Typer(name="cert", help="The cluster's authority and its certificates.", no_args_is_help=True)
@@ -99,7 +100,8 @@ def _rows(facts: CertificateFacts, now: datetime) -> Iterator[tuple[str, str]]:
     )
     if facts.names:
         yield "valid for", ", ".join(facts.names)
-    yield "issued by", facts.issuer
+    yield "key", facts.key_id
+    yield "issued by", issuer_of(facts)
     yield "valid from", in_words(facts.not_before)
     yield "valid until", f"{in_words(facts.not_after)} ({_left(facts, now)})"
     yield "serial", facts.serial

@@ -89,16 +89,16 @@ def _machine(inventory: Inventory, vitals: Vitals, weights_dir: Path) -> Rendera
 
 
 def _gpus(gpus: Iterable[Gpu]) -> RenderableType:
-    table = _table("#", "Name", "Memory", "NVLink", "NUMA", "UUID", "State")
+    table = _table("#", "Name and UUID", "Memory", "NVLink", "NUMA", "State")
+    table.columns[1].no_wrap = True
     for gpu in gpus:
         memory = "unknown" if gpu.memory_bytes is None else _size(gpu.memory_bytes)
         table.add_row(
             str(gpu.index),
-            Text(gpu.name),
+            Text(gpu.name).append(f"\n{gpu.uuid}", style="dim"),
             f"{memory}, shared" if gpu.memory_shared else memory,
             _maybe(gpu.nvlink_group),
             _maybe(gpu.numa_node),
-            Text(gpu.uuid),
             _state(gpu.problem),
         )
     return table

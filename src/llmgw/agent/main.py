@@ -1,0 +1,263 @@
+"""The agent's process: puts its rooms together and runs until it is told to stop. Engines outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from llmgw.agent.converge import Converge
+from llmgw.agent.discovery import (
+    DiscoveryRefused,
+    boot_id,
+    discover,
+    machine_fingerprint,
+    read_vitals,
+    settings_of,
+)
+from llmgw.agent.install import Installer
+from llmgw.agent.logs import LogReader
+from llmgw.agent.memory import ShardMemory
+from llmgw.agent.probe import EngineClient
+from llmgw.agent.shard import Rooms
+from llmgw.agent.supervisor import Supervisor, SupervisorError
+from llmgw.agent.weights import WeightStore
+from llmgw.cluster.model import EngineOnNode, Inventory
+from llmgw.config import AgentConfig
+from llmgw.link.client import ClientIdentity, LinkClient, LinkError
+from llmgw.link.messages import Desired, Hello, LogsCancel, LogsRequest, Observed, Refused, Routes, Welcome
+from llmgw.pki.names import IdentityError
+from llmgw.version import VERSION
+
+log = structlog.get_logger()
+
+REDISCOVER_S = 60.0
+REPROVE_S = 600.0
+ENGINE_USER = "llmgw-engine"
+
+T = TypeVar("T")
+
+
+class AgentRefused(Exception):
+    """The agent can't start; the message says why and what to do."""
+
+
+class Agent:
+    """Everything here runs on the agent's own loop; the stream has a loop and a thread of its own."""
+
+    def __init__(self, config: AgentConfig, inventory: Inventory) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._inventory = inventory
+        self._engines: tuple[EngineOnNode, ...] = ()
+        self._probed = False
+        self._engines_changed = asyncio.Event()
+        self._dirty = asyncio.Event()
+        self._welcomed = False
+        self._said: Observed | None = None
+        self.id = config.node_id or socket.gethostname()
+        work_dir = config.supervisor.work_dir
+        user = ENGINE_USER if os.geteuid() == 0 else None
+        self.supervisor = Supervisor(
+            work_dir=work_dir,
+            log_lines=config.supervisor.log_lines,
+            stop_timeout_s=config.supervisor.stop_timeout_s,
+            engine_user=user,
+        )
+        bins = {"llamacpp": config.engines.llamacpp.bin} if config.engines.llamacpp else {}
+        self.installer = Installer(
+            engines_dir=config.engines_dir,
+            cache_dir=work_dir / "cache",
+            bins=bins,
+            inventory=lambda: self._inventory,
+            report=self._engine_said,
+        )
+        self.weights = WeightStore(weights_dir=config.weights_dir, model_dirs=config.model_dirs)
+        self.client = EngineClient()
+        self._memory = ShardMemory(work_dir / "wanted")
+        rooms = Rooms(
+            supervisor=self.supervisor,
+            installer=self.installer,
+            weights=self.weights,
+            client=self.client,
+            memory=self._memory,
+            host=lambda: self._inventory.mgmt_addr,
+            health_interval_s=config.supervisor.health_interval_s,
+            engines_changed=lambda: self._engines_changed,
+        )
+        self.converge = Converge(rooms, self._dirty.set)
+        self.link = LinkClient(
+            role="node",
+            id=self.id,
+            servers=config.servers,
+            tls=ClientIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
+            hello=lambda: self._on_loop(self._hello),
+            vitals=lambda: read_vitals(config.weights_dir),
+            on_frame=lambda frame: self._hop(lambda: self._take(frame)),
+            on_state=lambda state: None,
+            heartbeat_s=config.heartbeat_interval_s,
+            reconnect_base_s=config.reconnect_base_s,
+            reconnect_max_s=config.reconnect_max_s,
+        )
+        self._logs = LogReader(self.supervisor, self.link.send)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await self._adopt()
+        self.link.start()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self.converge.run()),
+                group.create_task(self._report()),
+                group.create_task(self._probe_engines()),
+                group.create_task(self._rediscover()),
+            ]
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+        await asyncio.to_thread(self.link.stop)
+        await self._logs.close()
+        await self.supervisor.close()
+        await self.client.close()
+
+    async def _adopt(self) -> None:
+        running = await self.supervisor.adopt()
+        self.converge.adopt(running, self.supervisor.ended(), self._memory.all())
+        for run in running:
+            log.info("engine adopted", shard=run.shard_id, generation=run.generation, pid=run.pid)
+
+    # -- what the control plane says
+
+    def _take(self, frame: Welcome | Desired | Routes | LogsRequest | LogsCancel | Refused) -> None:
+        match frame:
+            case Welcome():
+                self._said = None
+                self._dirty.set()
+            case Desired():
+                self.converge.take(frame)
+            case LogsRequest() | LogsCancel():
+                self._logs.take(frame)
+
+    # -- what it is told
+
+    def _hello(self) -> Hello:
+        return Hello(
+            role="node",
+            id=self.id,
+            version=VERSION,
+            fingerprint=machine_fingerprint(Path("/")),
+            boot_id=boot_id(Path("/")),
+            instance=secrets.token_hex(4),
+            inventory=self._now_inventory(),
+            vitals=read_vitals(self._config.weights_dir),
+            probed=self._probed,
+            engines=self._engines,
+            shards=self.converge.shards(),
+            weights=self.weights.held(),
+        )
+
+    def _now_inventory(self) -> Inventory:
+        return replace(self._inventory, warnings=(*self._inventory.warnings, *self.supervisor.warnings()))
+
+    async def _report(self) -> None:
+        """Says what changed, at once, and never more often than people can read."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            now = Observed(
+                epoch=0,
+                session=0,
+                revision=self.converge.revision,
+                inventory=self._now_inventory(),
+                probed=self._probed,
+                engines=self._engines,
+                shards=self.converge.shards(),
+                weights=self.weights.held(),
+            )
+            if now != self._said and self.link.state.connected:
+                self.link.send(_what_changed(self._said, now))
+                self._said = now
+            await asyncio.sleep(0.05)
+
+    def _engine_said(self, engine: EngineOnNode) -> None:
+        others = tuple(other for other in self._engines if other.name != engine.name)
+        self._engines = tuple(sorted((*others, engine), key=lambda found: found.name))
+        changed, self._engines_changed = self._engines_changed, asyncio.Event()
+        changed.set()
+        self._dirty.set()
+
+    # -- what is looked at again
+
+    async def _probe_engines(self) -> None:
+        while True:
+            for engine in await self.installer.probe():
+                self._engine_said(engine)
+            self._probed = True
+            self._dirty.set()
+            await asyncio.sleep(REPROVE_S)
+
+    async def _rediscover(self) -> None:
+        while True:
+            await asyncio.sleep(REDISCOVER_S)
+            try:
+                self._inventory = await discover(settings_of(self._config))
+            except DiscoveryRefused as error:
+                log.error("this machine changed under its configuration; what was known stays", reason=str(error))
+            self._dirty.set()
+
+    # -- between the stream's thread and this loop
+
+    def _hop(self, act: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(act)
+
+    def _on_loop(self, read: Callable[[], T]) -> T:
+        async def on_loop() -> T:
+            return read()
+
+        return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(timeout=30)
+
+
+def _what_changed(said: Observed | None, now: Observed) -> Observed:
+    """``now`` with None wherever nothing is new: frames stay small."""
+    if said is None:
+        return now
+    return replace(
+        now,
+        inventory=now.inventory if now.inventory != said.inventory else None,
+        probed=now.probed if now.probed != said.probed else None,
+        engines=now.engines if now.engines != said.engines else None,
+        shards=now.shards if now.shards != said.shards else None,
+        weights=now.weights if now.weights != said.weights else None,
+    )
+
+
+async def serve(config: AgentConfig) -> None:
+    """Runs an agent until SIGTERM or SIGINT. Raises AgentRefused."""
+    for folder, key in ((config.weights_dir, "weights_dir"), (config.supervisor.work_dir, "supervisor.work_dir")):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AgentRefused(
+                f"{key}: {folder} can't be made: {error.strerror}; name another in the agent's file"
+            ) from error
+    try:
+        inventory = await discover(settings_of(config))
+    except DiscoveryRefused as error:
+        raise AgentRefused(str(error)) from error
+    for warning in inventory.warnings:
+        log.warning(warning)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await Agent(config, inventory).run(stop)
+    except (IdentityError, LinkError, SupervisorError) as error:
+        raise AgentRefused(str(error)) from error

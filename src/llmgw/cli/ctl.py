@@ -1,0 +1,253 @@
+"""``llmgw ctl``: the operator's client. A bare noun lists; ``-o json`` prints what the admin API answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmgw.cli import tables
+from llmgw.cli.cert import app as cert_app
+from llmgw.client import AdminClient, AdminError, ContextError, find_context
+
+ctl = typer.Typer(help="The operator's client.", no_args_is_help=True)
+key_app = typer.Typer(help="Clients' API keys.", invoke_without_command=True)
+replica_app = typer.Typer(help="One replica.", no_args_is_help=True)
+ctl.add_typer(cert_app, name="cert")
+ctl.add_typer(key_app, name="key")
+ctl.add_typer(replica_app, name="replica")
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table, or the API's own JSON.")]
+
+
+@dataclass(slots=True)
+class Where:
+    """The options before the verb: where the control plane is."""
+
+    server: str | None = None
+    token: str | None = None
+    ca: str | None = None
+    context: Path | None = None
+
+
+@ctl.callback()
+def where(
+    context: typer.Context,
+    server: Annotated[
+        str | None, typer.Option(help="The admin API, such as http://127.0.0.1:8081 [LLMGW_SERVER].")
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="The admin token [LLMGW_TOKEN].")] = None,
+    ca: Annotated[str | None, typer.Option(help="The authority of an https server [LLMGW_CA].")] = None,
+    context_file: Annotated[Path | None, typer.Option("--context", help="A context file [LLMGW_CONTEXT].")] = None,
+) -> None:
+    context.obj = Where(server, token, ca, context_file)
+
+
+@contextmanager
+def admin(context: typer.Context) -> Iterator[AdminClient]:
+    """The admin client; whatever keeps it from an answer is said in words, with exit status 1."""
+    given: Where = context.obj
+    try:
+        with AdminClient(find_context(given.server, given.token, given.ca, given.context)) as client:
+            yield client
+    except (AdminError, ContextError) as error:
+        print(f"llmgw ctl: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        print(f"llmgw ctl: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def show(answer: Any, output: Output, table: Callable[[Any], None]) -> None:
+    if output is Output.JSON:
+        tables.print_json(answer)
+    else:
+        table(answer)
+
+
+@ctl.command()
+def status(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """The whole cluster in a few lines."""
+    with admin(context) as client:
+        show(client.get("status"), output, tables.status)
+
+
+@ctl.command()
+def nodes(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """Every node: its state, what it has, and what it warns of."""
+    with admin(context) as client:
+        show(client.get("nodes"), output, tables.nodes)
+
+
+@ctl.command()
+def node(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[show] NAME")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """One node, whole. Without a name: all of them."""
+    named = [word for word in words or [] if word != "show"] if words and words[0] == "show" else list(words or [])
+    if len(named) > 1:
+        raise typer.BadParameter(f"one node at a time: {' '.join(named)}")
+    with admin(context) as client:
+        if named:
+            show(client.get(f"nodes/{named[0]}"), output, tables.node)
+        else:
+            show(client.get("nodes"), output, tables.nodes)
+
+
+@ctl.command()
+def models(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """The catalog: what is wanted, what is ready, and why not all of it."""
+    with admin(context) as client:
+        show(client.get("models"), output, tables.models)
+
+
+@ctl.command()
+def replicas(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """Every replica: where it runs, and how it is."""
+    with admin(context) as client:
+        show(client.get("replicas"), output, tables.replicas)
+
+
+@replica_app.command("show")
+def replica_show(context: typer.Context, name: str, output: OutputOption = Output.TABLE) -> None:
+    """One replica with its story."""
+    with admin(context) as client:
+        show(client.get(f"replicas/{name}"), output, tables.replica)
+
+
+@ctl.command()
+def engines(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """Which engine is on which node, at which version."""
+    with admin(context) as client:
+        show(client.get("engines"), output, tables.engines)
+
+
+@ctl.command()
+def why(context: typer.Context, model: str, output: OutputOption = Output.TABLE) -> None:
+    """Why a model is not (all) ready: in the nodes' own words."""
+    with admin(context) as client:
+        show(client.get(f"models/{model}/why"), output, tables.why)
+
+
+@ctl.command()
+def scale(
+    context: typer.Context,
+    model: str,
+    replicas: Annotated[int | None, typer.Argument(min=0)] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Back to what the file says.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Run another number of replicas than the file says."""
+    if (replicas is None) == (not reset):
+        raise typer.BadParameter("give a number of replicas, or --reset")
+    with admin(context) as client:
+        path = f"models/{model}/scale"
+        answer = client.delete(path) if reset else client.put(path, {"replicas": replicas})
+        show([answer], output, tables.models)
+
+
+@ctl.command()
+def events(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000)] = 50,
+    subject: Annotated[str | None, typer.Option(help="Only those of this node, replica, model or key.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What happened, newest last."""
+    about = {"subject": subject} if subject else {}
+    with admin(context) as client:
+        found = client.get("events", limit=lines, **about)
+        if not follow:
+            show(found, output, tables.events)
+            return
+        last = found[-1]["id"] if found else ""
+        while True:
+            for event in found:
+                tables.event_line(event, as_json=output is Output.JSON)
+            found = client.get("events", after=last, limit=1000, wait_s=20, **about)
+            last = found[-1]["id"] if found else last
+
+
+@ctl.command()
+def logs(
+    context: typer.Context,
+    shard: Annotated[str, typer.Argument(help="REPLICA/RANK, or the replica alone for its rank 0.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000)] = 100,
+) -> None:
+    """An engine's own output."""
+    rank = shard.rpartition("/")[2]
+    whole = shard if rank.isdigit() else f"{shard}/0"
+    with admin(context) as client:
+        for line in client.lines(f"shards/{whole}/logs", lines=lines, follow=follow):
+            print(line, flush=follow)
+
+
+@ctl.command()
+def backup(context: typer.Context, file: Path) -> None:
+    """Save a consistent copy of the store. Restoring it: docs/backup.md."""
+    if file.exists():
+        print(f"llmgw ctl: {file} exists already; name another file", file=sys.stderr)
+        raise typer.Exit(1)
+    with admin(context) as client:
+        written = client.download("backup", file)
+    print(f"{file}: {written} bytes")
+
+
+@ctl.command()
+def reload(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """Have the control plane take up its changed file. A file that is not sound changes nothing."""
+    with admin(context) as client:
+        answer = client.post("reload")
+    show(answer, output, lambda answer: print("; ".join(answer["changed"]) or "nothing changed"))
+
+
+@key_app.callback()
+def key(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        key_list(context)
+
+
+@key_app.command("create")
+def key_create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose or what for; for people.")],
+    model: Annotated[list[str] | None, typer.Option(help="Only this model (may be given again).")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a key. It is shown this once; only its hash is kept."""
+    with admin(context) as client:
+        answer = client.post("keys", {"name": name, "models": model or []})
+    show(answer, output, lambda answer: print(answer["key"]))
+
+
+@key_app.command("list")
+def key_list(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """Every key, without the key itself."""
+    with admin(context) as client:
+        show(client.get("keys"), output, tables.keys)
+
+
+@key_app.command("revoke")
+def key_revoke(context: typer.Context, id: str, output: OutputOption = Output.TABLE) -> None:
+    """End a key: gateways refuse it from their next table on."""
+    with admin(context) as client:
+        answer = client.delete(f"keys/{id}")
+        show([answer], output, tables.keys)

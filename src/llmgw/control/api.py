@@ -1,0 +1,356 @@
+"""The admin API: what ``ctl`` and scripts talk to. Reads take the cluster as it is; writes go through the plane."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+
+from llmgw.control import views
+from llmgw.control.desk import Desk
+from llmgw.control.errors import ApiError, not_found
+from llmgw.control.keys import digest, new_key
+from llmgw.control.logs import Logs, LogsUnavailable
+from llmgw.control.metrics import exposition
+from llmgw.control.plane import Plane
+from llmgw.control.reload import Reloader
+from llmgw.link.server import Peer
+from llmgw.store.base import StoreError
+from llmgw.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What the API speaks for."""
+
+    plane: Plane
+    desk: Desk
+    logs: Logs
+    reloader: Reloader
+    admin_token_hash: str
+
+
+BEARER = HTTPBearer(auto_error=False)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ScaleBody(Strict):
+    replicas: int = Field(ge=0, le=10_000)
+
+
+class KeyBody(Strict):
+    name: str = Field(min_length=1, max_length=100)
+    models: tuple[str, ...] = ()
+
+
+class KeyMade(BaseModel):
+    id: str
+    name: str
+    key: str
+
+
+def make_app(rooms: Rooms) -> FastAPI:
+    app = FastAPI(title="llmgw admin API", version=VERSION, docs_url="/docs", redoc_url=None)
+    app.include_router(_public(rooms))
+    app.include_router(_admin(rooms), dependencies=[Depends(_bearer(rooms.admin_token_hash))])
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(StoreError, _store_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    return app
+
+
+def _public(rooms: Rooms) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/healthz", response_class=PlainTextResponse)
+    async def healthz() -> str:
+        return "ok\n"
+
+    @router.get("/readyz")
+    async def readyz() -> PlainTextResponse:
+        trouble = rooms.plane.trouble
+        return PlainTextResponse(f"{trouble}\n" if trouble else "ok\n", status_code=503 if trouble else 200)
+
+    @router.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(exposition(rooms.plane, rooms.desk), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _admin(rooms: Rooms) -> APIRouter:
+    router = APIRouter(prefix="/api/v1")
+    _reads(router, rooms)
+    _writes(router, rooms)
+    _streams(router, rooms)
+    return router
+
+
+def _reads(router: APIRouter, rooms: Rooms) -> None:
+    plane, desk = rooms.plane, rooms.desk
+
+    @router.get("/status")
+    async def status() -> views.StatusView:
+        return _status(plane, desk)
+
+    @router.get("/nodes")
+    async def nodes() -> list[views.NodeView]:
+        now_s = plane.now().monotonic_s
+        return [views.node_view(node, now_s) for _, node in sorted(plane.cluster.nodes.items())]
+
+    @router.get("/nodes/{name}")
+    async def node(name: str) -> views.NodeView:
+        if (found := plane.cluster.nodes.get(name)) is None:
+            raise not_found("node", name, list(plane.cluster.nodes))
+        return views.node_view(found, plane.now().monotonic_s)
+
+    @router.get("/models")
+    async def models() -> list[views.ModelView]:
+        return views.model_views(plane.cluster)
+
+    @router.get("/models/{name:path}/why")
+    async def why(name: str) -> views.WhyView:
+        return views.why_view(plane.cluster, _model(plane, name))
+
+    @router.get("/replicas")
+    async def replicas() -> list[views.ReplicaView]:
+        return [views.replica_view(plane.cluster, replica) for _, replica in sorted(plane.cluster.replicas.items())]
+
+    @router.get("/replicas/{name:path}")
+    async def replica(name: str) -> views.ReplicaView:
+        if (found := plane.cluster.replicas.get(name)) is None:
+            raise not_found("replica", name, list(plane.cluster.replicas))
+        return views.replica_view(plane.cluster, found, story=True)
+
+    @router.get("/engines")
+    async def engines() -> list[views.EngineView]:
+        return views.engine_views(plane.cluster)
+
+    @router.get("/keys")
+    async def keys() -> list[views.KeyView]:
+        return [views.key_view(key) for key in plane.keys.values()]
+
+
+def _writes(router: APIRouter, rooms: Rooms) -> None:
+    plane = rooms.plane
+
+    @router.put("/models/{name:path}/scale")
+    async def scale(name: str, body: ScaleBody) -> views.ModelView:
+        model = _model(plane, name)
+
+        async def act() -> None:
+            await plane.set_scale(model, body.replicas)
+            plane.note("model.scale", model, f"scaled to {body.replicas}")
+
+        await plane.ask(act)
+        return views.model_view(plane.cluster, model)
+
+    @router.delete("/models/{name:path}/scale")
+    async def unscale(name: str) -> views.ModelView:
+        model = _model(plane, name)
+
+        async def act() -> None:
+            await plane.set_scale(model, None)
+            plane.note("model.scale", model, "back to what the file says")
+
+        await plane.ask(act)
+        return views.model_view(plane.cluster, model)
+
+    @router.post("/keys", status_code=201)
+    async def create_key(body: KeyBody) -> KeyMade:
+        key, text = new_key(body.name, body.models, plane.now().wall_s)
+
+        async def act() -> None:
+            await plane.put_key(key)
+            plane.note("key.created", key.id, f"key {key.name!r} created")
+
+        await plane.ask(act)
+        return KeyMade(id=key.id, name=key.name, key=text)
+
+    @router.delete("/keys/{name}")
+    async def revoke_key(name: str) -> views.KeyView:
+        if (key := plane.keys.get(name)) is None:
+            raise not_found("key", name, list(plane.keys))
+        if key.revoked_at is not None:
+            return views.key_view(key)
+        revoked = replace(key, revoked_at=plane.now().wall_s)
+
+        async def act() -> None:
+            await plane.put_key(revoked)
+            plane.note("key.revoked", key.id, f"key {key.name!r} revoked")
+
+        await plane.ask(act)
+        return views.key_view(revoked)
+
+    @router.post("/reload")
+    async def reload() -> dict[str, list[str]]:
+        return {"changed": list(await rooms.reloader.reload())}
+
+    @router.post("/halt")
+    async def halt() -> views.StatusView:
+        """Stops every replica and starts nothing more until this control plane is started anew."""
+
+        async def act() -> None:
+            plane.halt()
+            plane.note("control.halting", "", "every replica is being stopped: asked for by an operator")
+
+        await plane.ask(act)
+        return _status(plane, rooms.desk)
+
+    @router.get("/backup")
+    async def backup() -> FileResponse:
+        folder = tempfile.TemporaryDirectory(prefix="llmgw-backup-")
+        path = Path(folder.name) / "llmgw.db"
+        await plane.store.backup(str(path))
+        return FileResponse(path, filename="llmgw.db", background=BackgroundTask(folder.cleanup))
+
+
+def _streams(router: APIRouter, rooms: Rooms) -> None:
+    plane = rooms.plane
+
+    @router.get("/events")
+    async def events(
+        after: str | None = None,
+        subject: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+        wait_s: Annotated[float, Query(ge=0, le=60)] = 0.0,
+    ) -> list[views.EventView]:
+        """The newest events, or those after an id; with ``wait_s`` it waits that long for the first one."""
+        news = plane.news
+        found = await plane.store.events(after=after, subject=subject, limit=limit)
+        if not found and wait_s:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await news.wait()
+            except TimeoutError:
+                return []
+            found = await plane.store.events(after=after, subject=subject, limit=limit)
+        return [views.event_view(event) for event in found]
+
+    @router.get("/shards/{shard:path}/logs")
+    async def shard_logs(
+        shard: str, lines: Annotated[int, Query(ge=1, le=100_000)] = 100, follow: bool = False
+    ) -> StreamingResponse:
+        peer = _peer_of(rooms, shard)
+        reading = rooms.logs.read(peer, shard, lines, follow)
+        try:
+            rest = await reading.__aenter__()
+        except LogsUnavailable as error:
+            raise ApiError(502, "logs_unavailable", f"the output of {shard} can't be read: {error}") from error
+
+        async def body() -> AsyncIterator[str]:
+            try:
+                async for line in rest():
+                    yield line + "\n"
+            finally:
+                await reading.__aexit__(None, None, None)
+
+        return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
+
+
+def _peer_of(rooms: Rooms, shard: str) -> Peer:
+    replica_id, _, rank = shard.rpartition("/")
+    replica = rooms.plane.cluster.replicas.get(replica_id)
+    if replica is None or not rank.isdigit():
+        known = [
+            found.shard_id(n) for found in rooms.plane.cluster.replicas.values() for n in range(len(found.placements))
+        ]
+        raise not_found("shard", shard, known)
+    if int(rank) >= len(replica.placements):
+        raise ApiError(
+            404, "shard_not_placed", f"{shard} is not placed: {replica.why}", f"llmgw ctl why {replica.model}"
+        )
+    node = replica.placements[int(rank)].node
+    if (desk := rooms.desk.nodes.get(node)) is None:
+        raise ApiError(
+            503, "node_disconnected", f"{shard} is on {node}, which is not connected", f"llmgw ctl node {node}"
+        )
+    return desk.peer
+
+
+def _model(plane: Plane, name: str) -> str:
+    for spec in plane.cluster.catalog.models:
+        if name == spec.name or name in spec.aliases:
+            return spec.name
+    raise not_found("model", name, [spec.name for spec in plane.cluster.catalog.models])
+
+
+def _status(plane: Plane, desk: Desk) -> views.StatusView:
+    cluster = plane.cluster
+    models = views.model_views(cluster)
+    return views.StatusView(
+        cluster=cluster.name,
+        version=VERSION,
+        epoch=plane.epoch,
+        trouble=plane.trouble,
+        halting=cluster.halting,
+        table_version=desk.table_version,
+        nodes=dict(Counter(str(node.state) for node in cluster.nodes.values())),
+        replicas=dict(Counter(str(replica.state) for replica in cluster.replicas.values())),
+        models_ready=sum(1 for model in models if model.ready),
+        models=len(models),
+        gateways=tuple(
+            views.GatewayView(
+                id=gateway.peer.id,
+                address=gateway.peer.address,
+                version=gateway.peer.hello.version,
+                table_sent=gateway.sent,
+                table_acked=gateway.acked,
+            )
+            for gateway in desk.gateways.values()
+        ),
+    )
+
+
+def _bearer(token_hash: str) -> Callable[..., Awaitable[None]]:
+    async def check(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if credentials is None:
+            raise ApiError(401, "no_token", "this needs the admin token", "give it with --token or LLMGW_TOKEN")
+        if not hmac.compare_digest(digest(credentials.credentials), token_hash):
+            raise ApiError(
+                401, "wrong_token", "that admin token is not this control plane's", "see its admin-token file"
+            )
+
+    return check
+
+
+async def _api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.status)
+
+
+async def _store_error(_: Request, error: Exception) -> JSONResponse:
+    body = ApiError(503, "store_unavailable", f"nothing was changed: {error}", "see the control plane's log")
+    return JSONResponse(body.body(), status_code=503)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    words = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(ApiError(error.status_code, "http", words, "see /docs").body(), status_code=error.status_code)
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    faults = "; ".join(
+        f"{'.'.join(str(part) for part in fault['loc'][1:])}: {fault['msg']}" for fault in error.errors()
+    )
+    return JSONResponse(ApiError(422, "malformed", faults, "see /docs").body(), status_code=422)

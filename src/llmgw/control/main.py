@@ -1,0 +1,213 @@
+"""The control plane's process: opens the store, takes the lead, listens to peers and operators, keeps the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from llmgw.cluster.model import Cluster
+from llmgw.config import HostPort, ServerConfig
+from llmgw.control.api import Rooms, make_app
+from llmgw.control.desk import Desk
+from llmgw.control.errors import ApiError
+from llmgw.control.keys import digest, new_admin_token, write_secret
+from llmgw.control.logs import Logs
+from llmgw.control.plane import Deposed, Plane
+from llmgw.control.reload import Reloader
+from llmgw.control.serials import Serials
+from llmgw.link.listener import ListenError
+from llmgw.link.server import LinkServer, ServerIdentity
+from llmgw.pki.names import IdentityError
+from llmgw.process.errors import ProcessError
+from llmgw.process.kept import Kept, Program, llmgw_argv
+from llmgw.store import open_store, state_dir
+from llmgw.store.base import Saved, Store, StoreError
+from llmgw.version import VERSION
+
+log = structlog.get_logger()
+
+HEARTBEAT_S = 5.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerRefused(Exception):
+    """The control plane can't start; the message says why and what to do."""
+
+
+async def serve(path: Path, config: ServerConfig) -> None:
+    """Runs a control plane until SIGTERM or SIGINT. Raises ServerRefused. The gateway it started goes on serving."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with AsyncExitStack() as stack:
+            await _run(path, config, stop, stack)
+    except* (StoreError, ListenError, IdentityError, Deposed) as group:
+        raise ServerRefused(str(_first(group))) from group
+    except* ServerRefused as group:
+        raise ServerRefused(str(_first(group))) from group
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+    folder = state_dir(config.store)
+    store = await open_store(config.store)
+    stack.push_async_callback(store.close)
+    epoch = await store.lead(f"{socket.gethostname()}:{os.getpid()}")
+    saved = await store.load()
+    newest = await store.events(limit=1)
+    plane = Plane(
+        _cluster(config, saved),
+        store=store,
+        epoch=epoch,
+        saved=saved,
+        last_event=newest[-1].id if newest else None,
+        heartbeat_s=HEARTBEAT_S,
+    )
+    plane.note("control.started", "", f"llmgw v{VERSION} leads, epoch {epoch}")
+    logs = Logs()
+    desk = Desk(plane, logs)
+    keeper = GatewayKeeper(path, folder, plane)
+    reloader = Reloader(path, config, plane, keeper.reload)
+    token_hash = await _admin_token(folder, store, epoch, saved.admin_token_hash)
+    link = LinkServer(
+        listen=(config.listen.agents.host, config.listen.agents.port),
+        tls=ServerIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
+        cluster=config.cluster,
+        epoch=epoch,
+        delegate=desk,
+        servers=config.advertise,
+        heartbeat_s=HEARTBEAT_S,
+        allow_serial=Serials(plane).allow,
+    )
+    await link.start()
+    stack.push_async_callback(link.stop)
+    app = make_app(Rooms(plane, desk, logs, reloader, token_hash))
+    await stack.enter_async_context(_admin_listener(app, config))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(plane.run()), group.create_task(keeper.keep())]
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: group.create_task(_reload(reloader)) and None)
+        log.info(
+            "the control plane is up",
+            admin=str(config.listen.admin),
+            agents=str(config.listen.agents),
+            gateway=str(config.listen.gateway),
+            admin_token_file=str(folder / "admin-token"),
+        )
+        await stop.wait()
+        log.info("stopping; gateways and engines go on")
+        await link.stop()
+        for task in tasks:
+            task.cancel()
+
+
+def _cluster(config: ServerConfig, saved: Saved) -> Cluster:
+    return Cluster(
+        name=config.cluster,
+        catalog=config.catalog,
+        nodes={node.id: node for node in saved.nodes},
+        replicas={replica.id: replica for replica in saved.replicas},
+        scale=saved.scale,
+        replicas_made=saved.replicas_made,
+        secret=saved.secret,
+        suspect_after_s=config.nodes.suspect_after_s,
+        lost_after_s=config.nodes.lost_after_s,
+    )
+
+
+async def _reload(reloader: Reloader) -> None:
+    try:
+        log.info("configuration reloaded", changed=await reloader.reload())
+    except ApiError as error:
+        log.error("the changed configuration is refused; nothing was changed", reason=error.message)
+
+
+class GatewayKeeper:
+    """Keeps the gateway beside the control plane: adopted where one runs, never doubled."""
+
+    def __init__(self, path: Path, folder: Path, plane: Plane) -> None:
+        program = Program(
+            name="the gateway",
+            folder=folder / "gateway-process",
+            argv=llmgw_argv("gateway", "--config", str(path.resolve())),
+            env=dict(os.environ),
+            log_path=folder / "gateway.log",
+        )
+        self._plane = plane
+        self._kept = Kept(program, lambda words: plane.tell(lambda: plane.note("gateway.ended", "", words)))
+
+    async def keep(self) -> None:
+        try:
+            adopted = await self._kept.ensure()
+            words = f"gateway {'adopted' if adopted else 'started'}, pid {self._kept.pid}"
+            self._plane.tell(lambda: self._plane.note("gateway.kept", "", words))
+        except ProcessError as error:
+            log.error("the gateway can't be started; trying again", reason=str(error))
+        await self._kept.keep()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Have the gateway take up the limits of the changed file."""
+        self._kept.signal(signal.SIGHUP)
+
+
+async def _admin_token(folder: Path, store: Store, epoch: int, known: str | None) -> str:
+    """The admin token's hash. Made at the first start, and again where its file and its hash are both gone."""
+    if known is not None:
+        return known
+    token = new_admin_token()
+    write_secret(folder / "admin-token", token)
+    await store.set_admin_token(epoch, digest(token))
+    return digest(token)
+
+
+class AdminServer(uvicorn.Server):
+    """Signals are the control plane's own business."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def _admin_listener(app: Callable[..., object], config: ServerConfig) -> AsyncIterator[AdminServer]:
+    where = config.listen.admin
+    tls = {} if where.host in LOOPBACK else {"ssl_certfile": str(config.tls.cert), "ssl_keyfile": str(config.tls.key)}
+    server = AdminServer(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, **tls)  # type: ignore[arg-type]
+    )
+    listener = _bind(where)
+    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+def _bind(where: HostPort) -> socket.socket:
+    family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((where.host, where.port))
+    except OSError as error:
+        listener.close()
+        raise ServerRefused(
+            f"listen.admin: {where} can't be listened on: {error.strerror}; free it or name another"
+        ) from error
+    return listener

@@ -1,0 +1,274 @@
+"""The control plane's one writer: takes in what peers and operators say, decides, persists, and sends out.
+
+Everything that changes the cluster goes through one queue, so a decision always sees a whole picture and nothing
+needs a lock. Readers take ``plane.cluster``, which is immutable. Liveness is judged by the time at which a frame
+was received, not by when the queue came to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from llmgw.cluster.actions import Action, CountReplica, Note, PutNode, PutReplica, RemoveReplica
+from llmgw.cluster.catalog import Catalog
+from llmgw.cluster.model import Cluster, Instant, Node
+from llmgw.cluster.news import now_qualifies
+from llmgw.cluster.reconcile import apply, next_wake_s, reconcile
+from llmgw.control.clock import Clock, system_clock
+from llmgw.control.fold import Folded
+from llmgw.store.base import ApiKey, Change, Event, Fenced, Saved, Store, StoreError
+from llmgw.store.ulid import Ulids
+
+log = structlog.get_logger()
+
+MAX_ROUNDS = 50
+"""Rounds of deciding within one step: one that does not come to rest by then is a fault of ours, and is said."""
+TICK_S = 1.0
+STALL_S = 3.0
+"""A pause of our own beyond this gives every node a fresh grace period: who slept can't judge who was silent."""
+RETRY_STORE_S = 1.0
+
+T = TypeVar("T")
+
+
+class Deposed(Exception):
+    """Another control plane has taken the lead: this one may write nothing more."""
+
+
+class Plane:
+    """Holds the cluster. ``run`` is its only writer; ``tell`` and ``ask`` are how others reach it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        store: Store,
+        epoch: int,
+        saved: Saved,
+        last_event: str | None = None,
+        heartbeat_s: float = 5.0,
+        clock: Clock = system_clock,
+    ) -> None:
+        self.epoch = epoch
+        self.store = store
+        self.keys: dict[str, ApiKey] = {key.id: key for key in saved.keys}
+        self.serials = dict(saved.serials)
+        self.scale_base = dict(saved.scale_base)
+        self.trouble: str | None = None
+        """Why nothing can be written just now, for people; None: all is well."""
+        self.news = asyncio.Event()
+        """Set, and replaced, whenever events were written: wait on the one you read."""
+        self.on_settled: list[Callable[[], None]] = []
+        """Called after each step that may have changed something to send out."""
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._inbox: deque[Callable[[], Awaitable[None] | None]] = deque()
+        self._awake = asyncio.Event()
+        self._lasting: set[str] = set()
+        self._notes: list[Note] = []
+        self._answers: list[tuple[asyncio.Future[Any], Any]] = []
+        self._known = dict(cluster.nodes)
+        """Nodes as they were last stored: what a change is compared with."""
+        self._ulids = Ulids(lambda: clock().wall_s, os.urandom, after=last_event)
+        self._last_beat_s = clock().monotonic_s
+        self.cluster = replace(cluster, grace_until_s=self._last_beat_s + self._grace_s(cluster))
+
+    # -- how others reach it
+
+    def tell(self, act: Callable[[], Awaitable[None] | None], *, soon: bool = True) -> None:
+        """Have the writer do this before it next decides; ``soon=False``: at its next tick will do."""
+        self._inbox.append(act)
+        if soon:
+            self._awake.set()
+
+    async def ask(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Have the writer do this, and wait until what follows from it is decided and stored."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def answer() -> None:
+            try:
+                result = await act()
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+                if isinstance(error, Fenced):
+                    raise
+            else:
+                self._answers.append((done, result))
+
+        self.tell(answer)
+        return await done
+
+    def now(self) -> Instant:
+        return self._clock()
+
+    # -- what acts may do, on the writer
+
+    def take(self, folded: Folded) -> None:
+        """Take up a node as a peer's frame left it."""
+        self.cluster = replace(self.cluster, nodes={**self.cluster.nodes, folded.node.id: folded.node})
+        self._notes += folded.notes
+        if folded.lasting:
+            self._lasting.add(folded.node.id)
+
+    def put_node(self, node: Node) -> None:
+        self.take(Folded(node))
+
+    def note(self, kind: str, subject: str, words: str) -> None:
+        self._notes.append(Note(kind, subject, words))
+
+    def take_catalog(self, catalog: Catalog, *, suspect_after_s: float, lost_after_s: float) -> None:
+        self.cluster = replace(
+            self.cluster, catalog=catalog, suspect_after_s=suspect_after_s, lost_after_s=lost_after_s
+        )
+        self._end_overrides(catalog)
+
+    async def set_scale(self, model: str, replicas: int | None) -> None:
+        spec = self.cluster.catalog.model(model)
+        base = spec.replicas if spec else 0
+        await self.store.set_scale(self.epoch, model, replicas, base)
+        scale = {name: count for name, count in self.cluster.scale.items() if name != model}
+        self.scale_base.pop(model, None)
+        if replicas is not None:
+            scale[model] = replicas
+            self.scale_base[model] = base
+        self.cluster = replace(self.cluster, scale=scale)
+
+    async def put_key(self, key: ApiKey) -> None:
+        await self.store.put_key(self.epoch, key)
+        self.keys = {**self.keys, key.id: key}
+
+    def halt(self) -> None:
+        self.cluster = replace(self.cluster, halting=True)
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Runs until cancelled. Raises Deposed where another control plane leads."""
+        while True:
+            try:
+                await self._take_in()
+                await self._step()
+            except Fenced as error:
+                raise Deposed("another control plane has taken the lead; this one stops and changes nothing") from error
+            except StoreError as error:
+                self._say_trouble(str(error))
+                await asyncio.sleep(RETRY_STORE_S)
+                continue
+            self._say_trouble(None)
+            self._answer()
+            for send_out in self.on_settled:
+                send_out()
+            await self._wait()
+
+    async def _take_in(self) -> None:
+        self._awake.clear()
+        self._beat()
+        while self._inbox:
+            doing = self._inbox.popleft()()
+            if doing is not None:
+                await doing
+
+    async def _step(self) -> None:
+        for _ in range(MAX_ROUNDS):
+            before = self.cluster
+            actions = reconcile(before, self.now())
+            if not actions and not self._notes and not self._lasting:
+                return
+            await self._commit(actions)
+            if not actions:
+                return
+        log.error(
+            "decisions do not come to rest", rounds=MAX_ROUNDS, actions=[repr(action)[:200] for action in actions]
+        )
+
+    async def _commit(self, actions: tuple[Action, ...]) -> None:
+        after = apply(self.cluster, actions)
+        for node_id in sorted(self._lasting):
+            self._notes += [
+                Note("node.qualifies", node_id, words)
+                for words in now_qualifies(self._settled_before(node_id), after, node_id, self.now())
+            ]
+        notes = [*self._notes, *(action for action in actions if isinstance(action, Note))]
+        await self.store.commit(self.epoch, self._change(after, actions, notes))
+        self.cluster = after
+        self._lasting.clear()
+        self._notes.clear()
+        self._known = dict(after.nodes)
+        if notes:
+            self.news.set()
+            self.news = asyncio.Event()
+
+    def _settled_before(self, node_id: str) -> Cluster:
+        others = {other: node for other, node in self.cluster.nodes.items() if other != node_id}
+        before = {node_id: self._known[node_id]} if node_id in self._known else {}
+        return replace(self.cluster, nodes={**others, **before})
+
+    def _change(self, after: Cluster, actions: Iterable[Action], notes: Iterable[Note]) -> Change:
+        touched = self._lasting | {action.node.id for action in actions if isinstance(action, PutNode)}
+        now = self.now()
+        events = [
+            Event(id=self._ulids.next(), at=now.wall_s, kind=note.kind, subject=note.subject, words=note.words)
+            for note in notes
+        ]
+        for event in events:
+            log.info(event.words, kind=event.kind, subject=event.subject)
+        return Change(
+            nodes=[after.nodes[node_id] for node_id in sorted(touched) if node_id in after.nodes],
+            replicas=[action.replica for action in actions if isinstance(action, PutReplica)],
+            removed_replicas=[action.id for action in actions if isinstance(action, RemoveReplica)],
+            replicas_made={action.model: action.made for action in actions if isinstance(action, CountReplica)},
+            events=events,
+        )
+
+    async def _wait(self) -> None:
+        now = self.now().monotonic_s
+        wake = next_wake_s(self.cluster, self.now())
+        pause = TICK_S if wake is None else min(TICK_S, max(0.0, wake - now))
+        try:
+            async with asyncio.timeout(pause):
+                await self._awake.wait()
+        except TimeoutError:
+            return
+
+    def _beat(self) -> None:
+        now = self.now().monotonic_s
+        pause, self._last_beat_s = now - self._last_beat_s, now
+        if pause > TICK_S + STALL_S:
+            grace = now + self._grace_s(self.cluster)
+            self.cluster = replace(self.cluster, grace_until_s=max(grace, self.cluster.grace_until_s))
+            words = f"this control plane paused for {pause:.1f} s: every node gets a fresh grace period"
+            self.note("control.stalled", "", words)
+
+    def _grace_s(self, cluster: Cluster) -> float:
+        return max(cluster.lost_after_s, 2 * self._heartbeat_s)
+
+    def _answer(self) -> None:
+        for done, result in self._answers:
+            if not done.done():
+                done.set_result(result)
+        self._answers.clear()
+
+    def _say_trouble(self, words: str | None) -> None:
+        if words != self.trouble:
+            if words is None:
+                log.info("the store can be written again")
+            else:
+                log.error("the store can't be written: nothing new starts, what runs goes on", reason=words)
+        self.trouble = words
+
+    def _end_overrides(self, catalog: Catalog) -> None:
+        """A scale override ends when the file's own number changes."""
+        for model in list(self.cluster.scale):
+            spec = catalog.model(model)
+            if spec is None or spec.replicas != self.scale_base.get(model):
+                self.note("model.scale", model, "the override of its replicas ends: the file says another number now")
+                self.tell(partial(self.set_scale, model, None))

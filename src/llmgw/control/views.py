@@ -1,0 +1,253 @@
+"""What the admin API answers: shapes for people and scripts. Times are RFC 3339 UTC, sizes bytes, durations seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from llmgw.cluster.explain import why
+from llmgw.cluster.model import Cluster, EngineOnNode, Exit, Inventory, Node, ObservedShard, Placement, Replica, Vitals
+from llmgw.cluster.placement import Refusal
+from llmgw.store.base import ApiKey, Event
+
+
+def rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    id: str
+    state: str
+    since: str
+    why: str
+    address: str
+    agent_version: str
+    connected: bool
+    silent_s: float | None
+    """Seconds since the last message; None where nothing was heard since this control plane started."""
+    probed: bool
+    inventory: Inventory | None
+    vitals: Vitals | None
+    engines: tuple[EngineOnNode, ...]
+    shards: tuple[ObservedShard, ...]
+    weights: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryView:
+    at: str
+    generation: int
+    state: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    id: str
+    model: str
+    state: str
+    since: str
+    why: str
+    generation: int
+    profile: str | None
+    engine: str | None
+    placements: tuple[Placement, ...]
+    pids: tuple[int | None, ...]
+    endpoint: str | None
+    restarts: int
+    retry_at: str | None
+    last_exit: Exit | None
+    story: tuple[StoryView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    name: str
+    aliases: tuple[str, ...]
+    task: str
+    source: str | None
+    profiles: tuple[str, ...]
+    replicas: int
+    """Wanted now: what the file says, or the override."""
+    replicas_in_file: int
+    scaled: bool
+    ready: int
+    why: str
+    """Why fewer are ready than wanted; empty where all are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyView:
+    model: str
+    wanted: int
+    ready: int
+    summary: str
+    replicas: tuple[tuple[str, str, str], ...]
+    """(id, state, why) of each."""
+    refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventView:
+    id: str
+    at: str
+    kind: str
+    subject: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyView:
+    id: str
+    name: str
+    created_at: str
+    revoked_at: str | None
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    name: str
+    version: str
+    node: str
+    state: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayView:
+    id: str
+    address: str
+    version: str
+    table_sent: int
+    table_acked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusView:
+    cluster: str
+    version: str
+    epoch: int
+    trouble: str | None
+    """Why nothing can be written just now; None: all is well."""
+    halting: bool
+    table_version: int
+    nodes: dict[str, int]
+    """Nodes by state."""
+    replicas: dict[str, int]
+    models_ready: int
+    models: int
+    gateways: tuple[GatewayView, ...]
+
+
+def node_view(node: Node, now_s: float) -> NodeView:
+    return NodeView(
+        id=node.id,
+        state=node.state,
+        since=rfc3339(node.since),
+        why=node.why,
+        address=node.address,
+        agent_version=node.agent_version,
+        connected=node.session is not None,
+        silent_s=round(now_s - node.heard_at_s, 1) if node.heard_at_s else None,
+        probed=node.probed,
+        inventory=node.inventory,
+        vitals=node.vitals,
+        engines=node.engines,
+        shards=node.shards,
+        weights=node.weights,
+        warnings=node.inventory.warnings if node.inventory else (),
+    )
+
+
+def replica_view(cluster: Cluster, replica: Replica, *, story: bool = False) -> ReplicaView:
+    shards = [
+        observed if (observed := _shard(cluster, placement, replica.shard_id(rank), replica.generation)) else None
+        for rank, placement in enumerate(replica.placements)
+    ]
+    leader = shards[0] if shards else None
+    return ReplicaView(
+        id=replica.id,
+        model=replica.model,
+        state=replica.state,
+        since=rfc3339(replica.since),
+        why=replica.why,
+        generation=replica.generation,
+        profile=replica.profile.name if replica.profile else None,
+        engine=replica.profile.engine if replica.profile else None,
+        placements=replica.placements,
+        pids=tuple(shard.pid if shard else None for shard in shards),
+        endpoint=leader.endpoint if leader else None,
+        restarts=replica.restarts,
+        retry_at=rfc3339(replica.retry_at) if replica.retry_at is not None else None,
+        last_exit=replica.last_exit,
+        story=tuple(
+            StoryView(at=rfc3339(line.at), generation=line.generation, state=line.state, why=line.why)
+            for line in (replica.story if story else ())
+        ),
+    )
+
+
+def _shard(cluster: Cluster, placement: Placement, shard_id: str, generation: int) -> ObservedShard | None:
+    node = cluster.nodes.get(placement.node)
+    shard = node.shard(shard_id) if node else None
+    return shard if shard and shard.generation == generation else None
+
+
+def model_views(cluster: Cluster) -> list[ModelView]:
+    return [model_view(cluster, spec.name) for spec in cluster.catalog.models]
+
+
+def model_view(cluster: Cluster, name: str) -> ModelView:
+    spec = cluster.catalog.model(name)
+    if spec is None:
+        raise KeyError(name)
+    explanation = why(cluster, name)
+    return ModelView(
+        name=spec.name,
+        aliases=spec.aliases,
+        task=spec.task,
+        source=spec.source,
+        profiles=tuple(profile.name for profile in spec.profiles),
+        replicas=explanation.wanted,
+        replicas_in_file=spec.replicas,
+        scaled=name in cluster.scale,
+        ready=explanation.ready,
+        why=explanation.summary,
+    )
+
+
+def why_view(cluster: Cluster, name: str) -> WhyView:
+    explanation = why(cluster, name)
+    return WhyView(
+        model=explanation.model,
+        wanted=explanation.wanted,
+        ready=explanation.ready,
+        summary=explanation.summary,
+        replicas=tuple((replica.id, str(replica.state), replica.why) for replica in explanation.replicas),
+        refusal=explanation.refusal,
+    )
+
+
+def event_view(event: Event) -> EventView:
+    return EventView(id=event.id, at=rfc3339(event.at), kind=event.kind, subject=event.subject, words=event.words)
+
+
+def key_view(key: ApiKey) -> KeyView:
+    return KeyView(
+        id=key.id,
+        name=key.name,
+        created_at=rfc3339(key.created_at),
+        revoked_at=rfc3339(key.revoked_at) if key.revoked_at is not None else None,
+        models=key.models,
+    )
+
+
+def engine_views(cluster: Cluster) -> list[EngineView]:
+    return [
+        EngineView(name=engine.name, version=engine.version, node=node.id, state=engine.state, words=engine.words)
+        for node in cluster.nodes.values()
+        for engine in node.engines
+    ]

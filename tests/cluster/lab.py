@@ -1,0 +1,245 @@
+"""A cluster of real processes on loopback: what the tests here drive, kill and start again.
+
+The directory is made beside /tmp's root and readable for all, so that engines can run as their own user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmgw.client import AdminClient, AdminError, Context
+from llmgw.pki.authority import Authority
+
+T = TypeVar("T")
+
+SIM = """\
+models:
+  - name: sim
+    aliases: [default]
+    profiles:
+      - engine: sim
+        memory: 32MiB
+        sim: {token_interval: 5ms}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(check: Callable[[], T | None | bool], what: str, within_s: float = 30.0) -> T:
+    """What ``check`` returns once it is true; fails with ``what`` and the last answer when it is not in time."""
+    deadline = time.monotonic() + within_s
+    tick = threading.Event()
+    while True:
+        found = check()
+        if found:
+            return found  # type: ignore[return-value]
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s:g} s: {what} (last: {found!r})")
+        tick.wait(0.05)
+
+
+@dataclass
+class Proc:
+    """A process with its output in a file."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def terminate(self, within_s: float = 20.0) -> int:
+        self.popen.terminate()
+        return self.popen.wait(within_s)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass
+class Lab:
+    root: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    procs: list[Proc] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, models: str = SIM, *, extra: str = "", agent_range: str = "20000-29999") -> Lab:
+        root = Path(tempfile.mkdtemp(prefix="llmgw-lab-"))
+        root.chmod(0o755)
+        lab = cls(root, {name: free_port() for name in ("gateway", "admin", "agents", "metrics")})
+        lab.agent_range = agent_range
+        authority = Authority.create(root / "pki", cluster="lab")
+        authority.issue_server(["127.0.0.1", "localhost"], root / "pki", "head")
+        lab.write_server(models, extra)
+        return lab
+
+    agent_range: str = "20000-29999"
+
+    # -- files
+
+    @property
+    def server_file(self) -> Path:
+        return self.root / "server.yaml"
+
+    def write_server(self, models: str, extra: str = "") -> None:
+        pki = self.root / "pki"
+        self.server_file.write_text(
+            f"cluster: lab\nlisten:\n  gateway: 127.0.0.1:{self.ports['gateway']}\n"
+            f"  admin: 127.0.0.1:{self.ports['admin']}\n  agents: 127.0.0.1:{self.ports['agents']}\n"
+            f"  metrics: 127.0.0.1:{self.ports['metrics']}\n"
+            f'advertise: ["https://127.0.0.1:{self.ports["agents"]}"]\n'
+            f"tls: {{ca: {pki}/ca.pem, cert: {pki}/server.pem, key: {pki}/server-key.pem}}\n"
+            f"store: sqlite:///{self.root}/state/llmgw.db\nengines: {{}}\n{extra}{models}"
+        )
+
+    def agent_file(self, node: str, extra: str = "") -> Path:
+        folder = self.root / node
+        folder.mkdir(exist_ok=True)
+        if not (folder / f"{node}.pem").exists():
+            Authority.load(self.root / "pki").issue_client(node, folder)
+        path = folder / "agent.yaml"
+        path.write_text(
+            f"server: https://127.0.0.1:{self.ports['agents']}\n"
+            f"tls: {{ca: {folder}/ca.pem, cert: {folder}/{node}.pem, key: {folder}/{node}-key.pem}}\n"
+            f"node_id: {node}\nports: {self.agent_range}\nreconnect_base: 200ms\nreconnect_max: 1s\n"
+            f"weights_dir: {folder}/weights\nengines_dir: {folder}/engines\n"
+            f"supervisor: {{work_dir: {folder}/work, stop_timeout: 5s, health_interval: 500ms}}\n{extra}"
+        )
+        return path
+
+    # -- processes
+
+    def run(self, name: str, *arguments: str, env: dict[str, str] | None = None) -> Proc:
+        log = self.root / f"{name}.log"
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "llmgw", *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+        proc = Proc(name, popen, log)
+        self.procs.append(proc)
+        return proc
+
+    def server(self) -> Proc:
+        """A control plane, up and answering."""
+        proc = self.run("server", "server", "--config", str(self.server_file))
+        eventually(lambda: self._answers(proc), "the control plane answers", 40)
+        return proc
+
+    def agent(self, node: str, extra: str = "") -> Proc:
+        return self.run(f"agent-{node}", "agent", "--config", str(self.agent_file(node, extra)))
+
+    def _answers(self, proc: Proc) -> bool:
+        assert proc.popen.poll() is None, f"the control plane ended:\n{proc.output()}"
+        try:
+            return bool(self.get("status"))
+        except (AdminError, OSError):
+            return False
+
+    # -- the admin API and the gateway
+
+    def context(self) -> Context:
+        token = (self.root / "state" / "admin-token").read_text().strip()
+        return Context(f"http://127.0.0.1:{self.ports['admin']}", token)
+
+    def admin(self) -> AdminClient:
+        return AdminClient(self.context(), timeout_s=10)
+
+    def get(self, path: str, **params: Any) -> Any:
+        with self.admin() as client:
+            return client.get(path, **params)
+
+    def key(self, name: str = "test") -> str:
+        with self.admin() as client:
+            return str(client.post("keys", {"name": name})["key"])
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.ports['gateway']}/v1"
+
+    def replica(self, model: str = "sim") -> dict[str, Any]:
+        found = [replica for replica in self.get("replicas") if replica["model"] == model]
+        return found[0] if found else {}
+
+    def ready(self, model: str = "sim", within_s: float = 60.0) -> dict[str, Any]:
+        """The model's one replica, once it is ready and every gateway has been told."""
+
+        def check() -> dict[str, Any] | None:
+            replica, status = self.replica(model), self.get("status")
+            told = status["gateways"] and all(
+                gateway["table_acked"] == status["table_version"] for gateway in status["gateways"]
+            )
+            return replica if replica.get("state") == "ready" and told else None
+
+        try:
+            return eventually(check, f"{model} is ready", within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(self.get('replicas'), indent=1)}\n{self.logs()}") from None
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        found = self.get("events", limit=1000)
+        return [event for event in found if kind is None or event["kind"] == kind]
+
+    def gateway_pid(self) -> int:
+        for record in (self.root / "state" / "gateway-process").glob("*/record.json"):
+            pid = int(json.loads(record.read_text())["program"]["pid"])
+            if alive(pid):
+                return pid
+        raise AssertionError("no gateway runs")
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in self._log_files())
+
+    def _log_files(self) -> list[Path]:
+        return sorted([*self.root.glob("*.log"), *(self.root / "state").glob("*.log")])
+
+    # -- the end
+
+    def close(self) -> None:
+        """Ends everything that was started, engines and gateway included."""
+        for proc in self.procs:
+            if proc.popen.poll() is None:
+                proc.kill()
+        for record in self.root.rglob("record.json"):
+            for who in ("reaper", "program"):
+                _end(json.loads(record.read_text())[who])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def _end(identity: dict[str, Any]) -> None:
+    from llmgw.process.identity import Identity, send_signal
+
+    send_signal(Identity.from_json(identity), signal.SIGKILL)
