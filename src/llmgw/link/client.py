@@ -104,8 +104,8 @@ class LinkClient:
 
     def start(self) -> None:
         """Begin to dial. Raises IdentityError in words where the TLS files can't be used at all."""
-        identity = read_identity(self._tls)
-        for words in (*identity.warnings(), own_certificate(identity, datetime.now(UTC))):
+        identity, now = read_identity(self._tls), datetime.now(UTC)
+        for words in (*identity.warnings(now), own_certificate(identity, now)):
             if words:
                 self._log.warning("identity", why=words)
         ready = threading.Event()
@@ -144,7 +144,12 @@ class LinkClient:
         ready.set()
         while not self._stop_asked.is_set():
             server = self._course.current
-            ended, lasted_s = await self._attempt(server)
+            try:
+                ended, lasted_s = await self._attempt(server)
+            except Exception as error:
+                # The thread must outlive any fault of one attempt: without it the node is cut off for good.
+                self._log.exception("the link failed", server=server.url)
+                ended, lasted_s = Ended("internal", f"{server.url}: {type(error).__name__}: {error}"), 0.0
             if self._stop_asked.is_set():
                 break
             delay_s = self._course.failed(lasted_s=lasted_s, patient=ended.patient)

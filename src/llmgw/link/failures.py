@@ -47,7 +47,9 @@ async def explain(
         )
     if greeted and not isinstance(error, ssl.SSLError):
         return Failure("broke", f"the connection to {server.url} broke: {error or type(error).__name__}")
-    return Failure(f"early-end-{identity.issued_here}", early_end(server.url, identity, now, error))
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError):
+        return Failure(f"early-end-{identity.issued_here}", early_end(server.url, identity, now, error))
+    return Failure(type(error).__name__, f"{server.url} can't be dialled: {error or type(error).__name__}")
 
 
 async def _certificate(

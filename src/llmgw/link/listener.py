@@ -100,6 +100,10 @@ class Listener:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
+            if not await _speaks(sock):
+                # A probe of the port (a load balancer's, say) connects and says nothing: that is no failure.
+                sock.close()
+                return
             await loop.connect_accepted_socket(
                 self._factory, sock, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=1.0
             )
@@ -107,6 +111,25 @@ class Listener:
             self._on_failure(address, error)
         finally:
             self._slots.release()
+
+
+async def _speaks(sock: socket.socket) -> bool:
+    """Wait for the first byte, and leave it there; False where the other end closed without one."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            await readable.wait()
+    except BaseException:
+        loop.remove_reader(sock)
+        sock.close()
+        raise
+    loop.remove_reader(sock)
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 def host_port(address: object) -> str:

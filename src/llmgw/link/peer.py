@@ -23,6 +23,7 @@ from llmgw.link.messages import (
 )
 from llmgw.link.outbox import Outbox
 from llmgw.link.session import Session
+from llmgw.pki.certificate import PeerIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class RefusedPeer:
 class Peer:
     """A node or a gateway that was welcomed. To be used on the server's event loop only."""
 
-    def __init__(self, session: Session, hello: Hello, connected_at: float) -> None:
+    def __init__(self, session: Session, hello: Hello, identity: PeerIdentity, connected_at: float) -> None:
         self.id = session.id
         self.role: Role = session.role
         self.session = session.number
@@ -50,7 +51,8 @@ class Peer:
         self.hello = hello
         self.connected_at = connected_at
         """Wall-clock Unix time."""
-        self.serial = session.serial
+        self.identity = identity
+        """Who it is by its certificate: serial, expiry."""
         self.entry = session
         self.outbox: Outbox[ToPeer] = Outbox()
         self._ended: asyncio.Future[tuple[str, Refused | None]] = asyncio.get_running_loop().create_future()

@@ -83,8 +83,9 @@ class LinkServer:
 
     async def start(self) -> None:
         """Listen. Raises IdentityError or ListenError in words; nothing is left open then."""
-        context, identity = listener_context(self._tls, datetime.now(UTC))
-        for words in identity.warnings():
+        now = datetime.now(UTC)
+        context, identity = listener_context(self._tls, now)
+        for words in identity.warnings(now):
             log.warning("identity", why=words)
         sock = bind(*self._listen)
         self.port = sock.getsockname()[1]
@@ -148,7 +149,7 @@ class LinkServer:
         if isinstance(verdict, Refusal):
             await self._refuse(ws, verdict, identity, address, hello.id)
             return
-        peer = self._welcome(verdict, hello)
+        peer = self._welcome(verdict, hello, identity)
         why = "the connection broke"
         try:
             why, last = await self._converse(ws, peer)
@@ -189,14 +190,14 @@ class LinkServer:
         who = f"{error.raw.get('id', 'a peer')!r} at {address}"
         return self.registry.protocol_refusal(theirs, oldest, who, str(error.raw.get("version", "")))
 
-    def _welcome(self, verdict: Admitted, hello: Hello) -> Peer:
+    def _welcome(self, verdict: Admitted, hello: Hello, identity: PeerIdentity) -> Peer:
         session = verdict.session
         key = (session.role, session.id)
         old = self._peers.get(key)
         if old is not None:
             old.end(verdict.displaced_words, Refused(code="duplicate", words=verdict.displaced_words))
             self._forget(old, verdict.displaced_words)
-        peer = Peer(session, hello, time.time())
+        peer = Peer(session, hello, identity, time.time())
         self._peers[key] = peer
         self._notices.forget(("refused", _host(session.address), session.id))
         peer.outbox.put(verdict.welcome)
@@ -302,7 +303,7 @@ class LinkServer:
 
     def _handshake_failed(self, address: str, error: BaseException) -> None:
         assert self._identity is not None
-        words = client_failure(error, self._identity.authority, datetime.now(UTC))
+        words = client_failure(error, self._identity, datetime.now(UTC))
         kind = (getattr(error, "verify_code", None), getattr(error, "reason", None)) if _is_tls(error) else None
         refused = RefusedPeer(address=address, common_name="", claimed_id="", code="tls", words=f"{address}: {words}")
         self._note_refused(("tls", _host(address), kind), refused)

@@ -167,12 +167,16 @@ class Registry:
         named = identity.common_name if hello.role == "node" else identity.roles[hello.role]
         if hello.id == named == identity.roles[hello.role]:
             return None
+        if hello.role == "node":
+            advice = f"use the certificate of {hello.id!r} (`llmgw ctl cert issue-client {hello.id}`), or set "
+            advice += f"`node_id: {named}`"
+        else:
+            advice = f"use that name, or issue a certificate with `--name {hello.id}`"
         return Refusal(
             code="identity",
-            words=f"your certificate is for {named!r}, but you claim to be {hello.id!r}: use the certificate of "
-            f"{hello.id!r} (`llmgw ctl cert issue-client {hello.id}`), or set `node_id: {named}`",
+            words=f"your certificate is for {named!r}, but you claim to be {hello.id!r}: {advice}",
             event=f"{address} claims to be {hello.id!r}, but its certificate is for {named!r}: one of the two is "
-            "wrong on that machine (`node_id` and host name, or `tls.cert`)",
+            "wrong on that machine (the name it goes by, or its `tls:` files)",
         )
 
     def _expired(self, hello: Hello, identity: PeerIdentity, address: str, now: datetime) -> Refusal | None:

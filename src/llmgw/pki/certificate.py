@@ -32,6 +32,10 @@ class CertificateFacts:
     is_authority: bool
     fingerprint: str
     """SHA-256 of the DER, hex."""
+    key_id: str
+    """Short id of its own key, by which two authorities of the same name are told apart; empty: not stated."""
+    issuer_key_id: str
+    """Short id of the issuer's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,8 @@ def facts_of(certificate: x509.Certificate) -> CertificateFacts:
         cluster=cluster,
         is_authority=_is_authority(certificate),
         fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+        key_id=_key_id(certificate, x509.SubjectKeyIdentifier),
+        issuer_key_id=_key_id(certificate, x509.AuthorityKeyIdentifier),
     )
 
 
@@ -140,6 +146,17 @@ def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternative
         return None
     value = extension.value
     return value if isinstance(value, x509.SubjectAlternativeName) else None
+
+
+def _key_id(
+    certificate: x509.Certificate, kind: type[x509.SubjectKeyIdentifier] | type[x509.AuthorityKeyIdentifier]
+) -> str:
+    try:
+        value = certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, ValueError):
+        return ""
+    digest = value.digest if isinstance(value, x509.SubjectKeyIdentifier) else value.key_identifier
+    return (digest or b"").hex()[:12]
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

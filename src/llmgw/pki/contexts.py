@@ -8,11 +8,13 @@ from __future__ import annotations
 import ssl
 import stat
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, issued_by, read_certificate, unreadable
 from llmgw.pki.names import IdentityError
+
+EXPIRES_SOON = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,23 @@ class Identity:
     issued_here: bool
     """The authority's key signed the own certificate."""
 
-    def warnings(self) -> list[str]:
+    def warnings(self, now: datetime) -> list[str]:
         """What an operator should mend, though TLS works."""
+        words = []
         mode = stat.S_IMODE(self.files.key.stat().st_mode)
         if mode & 0o077:
-            return [
+            words.append(
                 f"the key {self.files.key} is open to others (mode {mode:04o}): whoever reads it can be "
-                f"{self.own.common_name}; `chmod 600 {self.files.key}`"
-            ]
-        return []
+                f"{self.own.common_name!r}; `chmod 600 {self.files.key}`"
+            )
+        for what, path, facts in (
+            ("certificate", self.files.cert, self.own),
+            ("authority", self.files.ca, self.authority),
+        ):
+            if now < facts.not_after < now + EXPIRES_SOON:
+                days = (facts.not_after - now).days
+                words.append(f"the {what} {path} expires on {in_words(facts.not_after)} (in {days} days): renew it")
+        return words
 
 
 def read_identity(files: TlsFiles) -> Identity:
@@ -106,6 +116,16 @@ def probe_context(files: ClientIdentity) -> ssl.SSLContext:
     return context
 
 
+def issuer_of(facts: CertificateFacts) -> str:
+    """Who issued a certificate, as messages name it."""
+    return f"{facts.issuer!r}, key {facts.issuer_key_id}" if facts.issuer_key_id else repr(facts.issuer)
+
+
+def authority_of(facts: CertificateFacts) -> str:
+    """An authority as messages name it: two of the same name differ in their keys."""
+    return f"{facts.common_name!r}, key {facts.key_id}" if facts.key_id else repr(facts.common_name)
+
+
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(files.ca)
@@ -129,8 +149,9 @@ def _check_server(identity: Identity, now: datetime) -> None:
         )
     if not identity.issued_here:
         raise IdentityError(
-            f"the server certificate {cert} was issued by {own.issuer!r}, not by the authority in {identity.files.ca} "
-            f"({identity.authority.common_name!r}): every node would refuse it. Issue it with that authority",
+            f"the server certificate {cert} was issued by {issuer_of(own)}, not by the authority in "
+            f"{identity.files.ca} ({authority_of(identity.authority)}): every node would refuse it. "
+            "Issue it with that authority",
             cert,
         )
     if "server" not in {uri.role for uri in own.uris}:
@@ -161,7 +182,7 @@ def _check_key(files: TlsFiles) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             words = f"the key {files.key} does not belong to the certificate {files.cert}: one of the two was replaced"
         else:
-            words = f"the key {files.key} can't be used ({error.reason or error}): is the file whole?"
+            words = f"the key {files.key} can't be read: the file is not whole, or no key that TLS takes"
         raise IdentityError(words, files.key) from error
 
 

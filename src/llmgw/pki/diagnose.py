@@ -10,7 +10,7 @@ import ssl
 from datetime import datetime
 
 from llmgw.pki.certificate import CertificateFacts, in_words
-from llmgw.pki.contexts import Identity
+from llmgw.pki.contexts import Identity, authority_of, issuer_of
 
 # Of OpenSSL's x509_vfy.h: `ssl` gives the number, and its text differs between versions.
 NOT_YET_VALID = 9
@@ -30,8 +30,8 @@ def own_certificate(identity: Identity, now: datetime) -> str | None:
     own, cert = identity.own, identity.files.cert
     if not identity.issued_here:
         return (
-            f"the certificate {cert} was issued by {_authority(own.issuer, '')}, not by the authority in "
-            f"{identity.files.ca} ({_authority(identity.authority.common_name, identity.authority.fingerprint)}): "
+            f"the certificate {cert} was issued by {issuer_of(own)}, not by the authority in "
+            f"{identity.files.ca} ({authority_of(identity.authority)}): "
             f"have {own.common_name!r} issued by the cluster's own authority (`llmgw ctl cert issue-client`)"
         )
     if own.not_after <= now:
@@ -59,7 +59,7 @@ def early_end(server: str, identity: Identity, now: datetime, error: BaseExcepti
         f"{server} closed the connection before a welcome{said}. The certificate {identity.files.cert} "
         f"({own.common_name}, valid {in_words(own.not_before)} to {in_words(own.not_after)}) looks right by this "
         f"machine's clock ({in_words(now)}): compare the server's clock, see whether it uses the same authority "
-        f"(ours is {_authority(identity.authority.common_name, identity.authority.fingerprint)}), "
+        f"(ours is {authority_of(identity.authority)}), "
         "and read the control plane's log, which says why"
     )
 
@@ -91,11 +91,11 @@ def server_certificate(
         when = f" before {in_words(presented.not_before)}" if presented else ""
         return f"the certificate of {server} is not valid{when}, and {clock}: one of the two clocks is wrong"
     if code in UNKNOWN_ISSUER:
-        issuer = f" by {_authority(presented.issuer, '')}" if presented else ""
-        ours = _authority(identity.authority.common_name, identity.authority.fingerprint)
+        issuer = f" by {issuer_of(presented)}" if presented else ""
         return (
-            f"the certificate of {server} was issued{issuer} and not by our authority {ours} in {identity.files.ca}: "
-            "this is another cluster's server, or the authority was made anew; copy the right ca.pem here"
+            f"the certificate of {server} was issued{issuer}, not by the authority in {identity.files.ca} "
+            f"({authority_of(identity.authority)}): this is another cluster's server, or the authority was made "
+            "anew; copy the right ca.pem here"
         )
     if code in WRONG_PURPOSE:
         name = f" ({presented.common_name!r})" if presented else ""
@@ -103,9 +103,9 @@ def server_certificate(
     return f"the certificate of {server} was not accepted: {error.verify_message or error}"
 
 
-def client_failure(error: BaseException, authority: CertificateFacts, now: datetime) -> str:
-    """Why a client's TLS handshake failed, for the server's log. The client's address is the caller's to add."""
-    ours = _authority(authority.common_name, authority.fingerprint)
+def client_failure(error: BaseException, identity: Identity, now: datetime) -> str:
+    """Why a client's TLS handshake failed, for the server's log. ``identity`` is the server's."""
+    ours = authority_of(identity.authority)
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == EXPIRED:
             return (
@@ -118,21 +118,24 @@ def client_failure(error: BaseException, authority: CertificateFacts, now: datet
                 "compare this machine's clock with that of the machine which issued it"
             )
         if error.verify_code in UNKNOWN_ISSUER:
-            return f"its certificate is from another authority than ours ({ours}): issue one with `llmgw ctl cert`"
+            return (
+                f"its certificate is from another authority than ours ({ours}): "
+                "issue one with `llmgw ctl cert issue-client NODE`"
+            )
         if error.verify_code in WRONG_PURPOSE:
             return "its certificate is not made for clients: issue one with `llmgw ctl cert issue-client NODE`"
         return f"its certificate was not accepted: {error.verify_message or error}"
     if isinstance(error, ssl.SSLError):
-        return _client_protocol_failure(error)
+        return _client_protocol_failure(error, identity)
     if isinstance(error, TimeoutError) or "longer than" in str(error):
         return "it did not finish the TLS handshake in time"
     return (
-        "it went away during the TLS handshake: a probe of the port, or an agent that does not accept this server's "
-        "certificate (its own log says which)"
+        "it went away during the TLS handshake: most likely it does not accept this server's certificate, "
+        f"{_offered(identity)}; its own log says why"
     )
 
 
-def _client_protocol_failure(error: ssl.SSLError) -> str:
+def _client_protocol_failure(error: ssl.SSLError, identity: Identity) -> str:
     reason = error.reason or str(error)
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it showed no certificate: agents and gateways need one (`llmgw ctl cert issue-client NODE`)"
@@ -142,7 +145,7 @@ def _client_protocol_failure(error: ssl.SSLError) -> str:
         return "it speaks only a TLS version older than 1.2"
     if "ALERT" in reason:
         alert = reason.replace("_", " ").lower()
-        return f"it does not accept this server's certificate ({alert}); its own log says why"
+        return f"it does not accept this server's certificate, {_offered(identity)} ({alert}); its own log says why"
     return f"its TLS handshake failed: {reason.replace('_', ' ').lower()}"
 
 
@@ -165,5 +168,5 @@ def _alert(error: BaseException | None) -> str:
     return ""
 
 
-def _authority(name: str, fingerprint: str) -> str:
-    return f"{name!r}, SHA-256 {fingerprint[:16]}…" if fingerprint else repr(name)
+def _offered(identity: Identity) -> str:
+    return f"which is for {', '.join(identity.own.names) or 'no address at all'}"
