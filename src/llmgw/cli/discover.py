@@ -28,7 +28,7 @@ from llmgw.config import ConfigError, load_agent
 
 
 def run_discover(config_path: Path | None, as_json: bool) -> int:
-    """Prints what is found out, as the file at ``config_path`` says (None: by the defaults); returns the exit status."""
+    """Prints what is found out, looking as the file at ``config_path`` says. Returns the exit status."""
     try:
         settings = DiscoverySettings() if config_path is None else settings_of(load_agent(config_path))
         inventory = asyncio.run(discover(settings))

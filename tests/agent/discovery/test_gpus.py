@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discovery.machines import fixture, write_tree
 from llmgw.agent.discovery.gpus import (
     Device,
     GpuReport,
@@ -20,6 +19,8 @@ from llmgw.agent.discovery.gpus import (
 )
 from llmgw.agent.discovery.smi_text import parse_devices
 from llmgw.cluster.model import Cpu, Gpu, Inventory
+
+from .machines import fixture, write_tree
 
 MACHINE_BYTES = 127600748 * 1024
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from discovery.machines import FIXTURES, write_nvidia_smi, write_script, write_tree
 from llmgw.agent.discovery.gpus import GpuReport
 from llmgw.agent.discovery.nvidia import find_gpus
 from llmgw.agent.discovery.nvml import NvmlUnreadable, parse_answer
 from llmgw.agent.discovery.probe import Output
 from llmgw.agent.discovery.settings import DiscoverySettings
+
+from .machines import FIXTURES, write_nvidia_smi, write_script, write_tree
 
 MEMORY_BYTES = 128 << 30
 LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Tue Mar  5 22:23:56 UTC 2024\n"

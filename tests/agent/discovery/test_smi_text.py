@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discovery.machines import FIXTURES, fixture
 from llmgw.agent.discovery.smi_text import (
     CORE_FIELDS,
     FIELDS,
@@ -14,6 +13,8 @@ from llmgw.agent.discovery.smi_text import (
     parse_instances,
     parse_lost,
 )
+
+from .machines import FIXTURES, fixture
 
 MIB = 1 << 20
 

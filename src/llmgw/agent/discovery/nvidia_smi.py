@@ -78,7 +78,9 @@ class _Smi:
         return await self.run(*chosen, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
 
     async def run(self, *arguments: str) -> Output:
-        return await run_probe((os.fspath(self.path), *arguments), max(0.1, self.deadline - time.monotonic()))
+        return await run_probe(
+            "nvidia-smi", (os.fspath(self.path), *arguments), max(0.1, self.deadline - time.monotonic())
+        )
 
 
 def _with_instances(devices: Sequence[Device], listing: str) -> tuple[Device, ...]:

@@ -27,7 +27,7 @@ async def ask_nvml(limit_s: float) -> NvmlAnswer:
     """Raises NvmlUnreadable, or ProbeHung."""
     try:
         # -I: neither the working directory nor PYTHONPATH can slip another pynvml in.
-        output = await run_probe((sys.executable, "-I", str(Path(nvml_child.__file__))), limit_s)
+        output = await run_probe("NVML", (sys.executable, "-I", str(Path(nvml_child.__file__))), limit_s)
     except ProbeMissing as error:
         raise NvmlUnreadable(f"its child process could not be started: {error}") from error
     return parse_answer(output)

@@ -37,29 +37,30 @@ class Output:
     stderr: str
 
 
-async def run_probe(argv: Sequence[str], limit_s: float) -> Output:
-    """Runs ``argv`` in a session of its own; nothing of that session is left when this returns.
+async def run_probe(name: str, argv: Sequence[str], limit_s: float) -> Output:
+    """Runs ``argv`` in a session of its own; nothing of that session is left when this returns. ``name`` is for people.
+
+    Raises ProbeHung, and ProbeMissing.
 
     Output goes to memory files rather than pipes, so that a grandchild which keeps it open delays nothing.
     """
-    program = argv[0]
-    if (earlier := _stuck.get(program)) is not None and earlier.returncode is None and _exists(earlier.pid):
-        raise ProbeHung(f"an earlier {program} is stuck in the driver and can't be killed")
-    _stuck.pop(program, None)
+    if (earlier := _stuck.get(name)) is not None and earlier.returncode is None and _exists(earlier.pid):
+        raise ProbeHung(f"{name} is stuck in the driver and can't be killed")
+    _stuck.pop(name, None)
     with _memory_file() as stdout, _memory_file() as stderr:
-        process = await _start(argv, stdout.fileno(), stderr.fileno())
+        process = await _start(name, argv, stdout.fileno(), stderr.fileno())
         try:
             with contextlib.suppress(OSError, ValueError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_OUTPUT_LIMIT_BYTES, _OUTPUT_LIMIT_BYTES))
             status = await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:
-            raise ProbeHung(f"{program} did not end in {limit_s:g} s") from None
+            raise ProbeHung(f"{name} did not end in time") from None
         finally:
-            await _end(program, process)
+            await _end(name, process)
         return Output(status, _text(stdout.fileno()), _text(stderr.fileno()))
 
 
-async def _start(argv: Sequence[str], stdout: int, stderr: int) -> asyncio.subprocess.Process:
+async def _start(name: str, argv: Sequence[str], stdout: int, stderr: int) -> asyncio.subprocess.Process:
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *argv,
@@ -76,13 +77,13 @@ async def _start(argv: Sequence[str], stdout: int, stderr: int) -> asyncio.subpr
     except asyncio.CancelledError:
         # asyncio would kill the program alone, and leave behind what it has started by now.
         with contextlib.suppress(OSError):
-            await _end(argv[0], await starting)
+            await _end(name, await starting)
         raise
     except OSError as error:
         raise ProbeMissing(error.strerror or str(error)) from error
 
 
-async def _end(program: str, process: asyncio.subprocess.Process) -> None:
+async def _end(name: str, process: asyncio.subprocess.Process) -> None:
     """Kills what is left of the session (the group outlives its leader), and reaps the leader if it dies."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -91,7 +92,7 @@ async def _end(program: str, process: asyncio.subprocess.Process) -> None:
     try:
         await asyncio.wait_for(process.wait(), _REAP_LIMIT_S)
     except TimeoutError:
-        _stuck[program] = process
+        _stuck[name] = process
 
 
 def _exists(pid: int) -> bool:

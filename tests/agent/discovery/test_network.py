@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.agent.discovery.addresses import Address, interface_name, parse_addresses, read_addresses
+from llmgw.agent.discovery.network import find_management, parse_server, source_address
+from llmgw.agent.discovery.settings import DiscoverySettings
+
+NO_SUCH_NAME = "no-such-host.invalid"
+
+
+def test_the_kernel_lists_loopback_with_its_interface() -> None:
+    loopback = [address for address in read_addresses() if address.ip == "127.0.0.1"]
+    assert [interface_name(address.interface_index) for address in loopback] == ["lo"]
+
+
+async def test_the_route_to_a_control_plane_decides() -> None:
+    found = await find_management(DiscoverySettings(servers=("https://127.0.0.1:7443",)))
+    assert (found.address, found.interface, found.warnings) == ("127.0.0.1", "lo", ())
+
+
+@pytest.mark.skipif(not source_address("::1", 7443), reason="no IPv6 loopback here")
+async def test_also_over_ipv6() -> None:
+    found = await find_management(DiscoverySettings(servers=("https://[::1]:7443",)))
+    assert (found.address, found.interface) == ("::1", "lo")
+
+
+async def test_localhost_by_name_is_taken_at_its_word() -> None:
+    found = await find_management(DiscoverySettings(servers=("https://localhost:7443",)))
+    assert ipaddress.ip_address(found.address).is_loopback
+    assert found.warnings == ()
+
+
+async def test_the_first_server_that_resolves_counts() -> None:
+    servers = (f"https://{NO_SUCH_NAME}:7443", "https://127.0.0.1:7443")
+    found = await find_management(DiscoverySettings(servers=servers))
+    assert (found.address, found.interface) == ("127.0.0.1", "lo")
+
+
+async def test_no_server_that_resolves_makes_a_guess_and_says_so() -> None:
+    found = await find_management(DiscoverySettings(servers=(f"https://{NO_SUCH_NAME}:7443",)))
+    (warning,) = found.warnings
+    assert f"the name {NO_SUCH_NAME} can't be resolved" in warning
+    assert f"the management address {found.address} is a guess" in warning
+    ipaddress.ip_address(found.address)
+
+
+async def test_a_machines_own_name_on_loopback_is_not_where_others_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's 127.0.1.1 line in /etc/hosts makes it."""
+    name = socket.gethostname()
+    if not all(entry[4][0].startswith("127.") for entry in socket.getaddrinfo(name, 7443, socket.AF_INET)):
+        pytest.skip(f"{name} does not resolve to loopback here")
+    found = await find_management(DiscoverySettings(servers=(f"https://{name}:7443",)))
+    assert f"the name {name.lower()} resolves to loopback here (see /etc/hosts)" in found.warnings[0]
+
+
+async def test_nothing_is_sent_to_find_a_route() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        assert source_address("127.0.0.1", port) == "127.0.0.1"
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.recv(1)
+
+
+async def test_without_servers_there_is_an_address_all_the_same() -> None:
+    found = await find_management(DiscoverySettings())
+    ipaddress.ip_address(found.address)
+    assert found.warnings == ()
+
+
+async def test_stated_values_win() -> None:
+    settings = DiscoverySettings(servers=("https://192.0.2.1:7443",), mgmt_addr="127.0.0.1", mgmt_interface="lo")
+    found = await find_management(settings)
+    assert (found.address, found.interface, found.warnings) == ("127.0.0.1", "lo", ())
+
+
+async def test_an_interface_of_a_stated_address_is_found_out() -> None:
+    found = await find_management(DiscoverySettings(mgmt_addr="127.0.0.1"))
+    assert (found.address, found.interface, found.warnings) == ("127.0.0.1", "lo", ())
+
+
+async def test_a_stated_interface_gives_its_address() -> None:
+    found = await find_management(DiscoverySettings(mgmt_interface="lo"))
+    assert (found.address, found.interface, found.warnings) == ("127.0.0.1", "lo", ())
+
+
+async def test_a_stated_address_that_the_machine_lacks_is_said() -> None:
+    found = await find_management(DiscoverySettings(mgmt_addr="203.0.113.9"))
+    assert found.address == "203.0.113.9"
+    (warning,) = found.warnings
+    assert warning.startswith("mgmt_addr 203.0.113.9 is not an address of this machine (it has: ")
+    assert "127.0.0.1" in warning
+
+
+async def test_a_stated_interface_that_the_machine_lacks_is_said() -> None:
+    settings = DiscoverySettings(servers=("https://127.0.0.1:7443",), mgmt_interface="ib7")
+    found = await find_management(settings)
+    assert (found.address, found.interface) == ("127.0.0.1", "lo")
+    assert found.warnings[0].startswith("mgmt_interface ib7 is not an interface of this machine (it has: lo")
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("https://10.0.0.140:7443", ("10.0.0.140", 7443)),
+        ("https://control.example", ("control.example", 7443)),
+        ("https://[fd00::1]:8443/", ("fd00::1", 8443)),
+        ("control:9000", ("control", 9000)),
+        ("https://host:99999", None),
+        ("https://[broken", None),
+        ("", None),
+    ],
+)
+def test_addresses_of_control_planes(text: str, parsed: tuple[str, int] | None) -> None:
+    assert parse_server(text) == parsed
+
+
+def test_the_own_address_of_a_point_to_point_link() -> None:
+    body = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 7)
+    body += struct.pack("=HH4s", 8, 1, bytes([10, 0, 0, 2])) + struct.pack("=HH4s", 8, 2, bytes([10, 0, 0, 1]))
+    message = struct.pack("=LHHLL", 16 + len(body), 20, 0, 1, 0) + body
+    done = struct.pack("=LHHLL", 20, 3, 0, 1, 0) + bytes(4)
+    assert parse_addresses(message + done) == ([Address("10.0.0.1", 7)], True)
+    assert parse_addresses(message) == ([Address("10.0.0.1", 7)], False)
+    for cut in range(len(message)):
+        parse_addresses(message[:cut])
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda rest: struct.pack("=LHH", 60, 20, 0) + rest))
+def test_no_datagram_raises(data: bytes) -> None:
+    for address in parse_addresses(data)[0]:
+        ipaddress.ip_address(address.ip)
+
+
+@given(st.text())
+def test_no_server_raises(text: str) -> None:
+    parse_server(text)
+
+
+def test_addresses_leave_no_descriptors_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        read_addresses()
+    assert len(os.listdir("/proc/self/fd")) == before
