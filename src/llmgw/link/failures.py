@@ -91,9 +91,8 @@ def _tls(server: ServerAddress, error: aiohttp.ClientConnectorSSLError, identity
 def _unreachable(server: ServerAddress, error: OSError) -> Failure:
     where, host = server.url, server.host
     if isinstance(error, socket.gaierror):
-        return Failure(
-            "name", f"{where}: the name {host!r} can't be resolved ({error.strerror}): correct it, or use an IP"
-        )
+        why = f"the name {host!r} can't be resolved ({error.strerror})"
+        return Failure("name", f"{where}: {why}: correct the name or the resolver, or write the IP address")
     if isinstance(error, ConnectionRefusedError):
         return Failure(
             "refused", f"{where}: connection refused: nothing listens on port {server.port} of {host}; is it running?"
