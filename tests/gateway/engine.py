@@ -54,7 +54,9 @@ class Call:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def answer(self, status: int, body: bytes, *headers: bytes, content_type: bytes = b"application/json") -> None:
+    async def answer(
+        self, status: int, body: bytes, *headers: bytes, content_type: bytes = b"application/json"
+    ) -> None:
         lines = b"".join(line + b"\r\n" for line in headers)
         if content_type:
             lines += b"Content-Type: " + content_type + b"\r\n"

@@ -1,0 +1,582 @@
+"""Engines that refuse, break, fall silent or lie: another replica, or an error that says so. Never a false success."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from llmgw.cluster.model import Route
+
+from .client import Client, Torn, ask, request
+from .conftest import House, endpoint
+from .engine import COMPLETION, DONE, Call, Engine, chunk, completion
+
+
+def events(body: bytes) -> list[bytes]:
+    """The stream's events, each of which must be whole."""
+    assert body.endswith(b"\n\n")
+    return body[:-2].split(b"\n\n")
+
+
+def last_error(body: bytes) -> dict[str, str]:
+    last = events(body)[-1]
+    assert last.startswith(b"data: ")
+    return dict(json.loads(last[6:])["error"])
+
+
+async def reset(call: Call) -> None:
+    call.reset()
+
+
+async def streamed(call: Call) -> None:
+    await call.stream()
+    await call.piece(chunk("whole", finish="stop"))
+    await call.piece(DONE)
+    await call.end()
+
+
+# Before the first byte: another replica
+
+
+async def test_a_replica_that_refuses_connections_is_passed_over(house: House) -> None:
+    down, up = await house.serve(completion, completion)
+    await down.stop()
+    for _ in range(20):
+        assert (await house.ask()).status == 200
+    assert len(up.calls) == 20
+    errors = house.gateway.meter.engine_errors["m", "unreachable"]
+    assert 1 <= errors <= 2
+    await house.at_rest()
+
+
+async def test_a_reset_before_the_head_goes_to_another_replica(house: House) -> None:
+    hits: list[str] = []
+
+    async def first_breaks(call: Call) -> None:
+        hits.append("broken")
+        call.reset()
+
+    await house.serve(first_breaks, completion)
+    for _ in range(4):
+        assert (await house.ask()).status == 200
+    assert hits == ["broken"]
+
+
+async def test_a_prompt_that_kills_engines_is_not_handed_round(house: House) -> None:
+    engines = await house.serve(reset, reset, reset, reset)
+    answer = await house.ask()
+    assert (answer.status, answer.error["code"]) == (502, "engine_failed")
+    assert answer.headers["x-should-retry"] == "false"
+    assert sum(len(engine.calls) for engine in engines) == 2
+
+
+async def test_the_only_replica_may_come_back(house: House) -> None:
+    (engine,) = await house.serve(completion)
+    await engine.stop()
+    async with await Client.open(house.gateway.port) as client:
+        await client.send(request(ask()))
+        await house.until(lambda: house.gateway.meter.engine_errors["m", "unreachable"] > 0)
+        await engine.start()
+        assert (await client.answer()).status == 200
+
+
+async def test_another_generation_wakes_who_waits(house: House) -> None:
+    await house.start(Route(model="m", why_none="replica m-abcde is loading the model"))
+    client = await house.client()
+    await client.send(request(ask()))
+    await house.until(lambda: len(house.gateway.router.lines["m"].waiting) == 1)
+    engine = await house.engine()
+    house.say(Route(model="m", endpoints=(endpoint(engine),)))
+    assert (await client.answer()).status == 200
+    await house.at_rest()
+
+
+async def test_a_503_goes_to_another_replica(house: House) -> None:
+    loading, up = await house.serve(
+        lambda call: call.json(503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}),
+        completion,
+    )
+    for _ in range(6):
+        assert (await house.ask()).status == 200
+    assert len(up.calls) == 6
+    assert loading.calls
+
+
+async def test_a_model_that_is_still_loading_is_waited_for(house: House) -> None:
+    answers = iter([503, 503])
+
+    async def script(call: Call) -> None:
+        if next(answers, None):
+            await call.json(503, {"error": {"message": "Loading model"}})
+        else:
+            await call.json(200, COMPLETION)
+
+    (engine,) = await house.serve(script)
+    assert (await house.ask()).status == 200
+    assert len(engine.calls) == 3
+
+
+async def test_a_503_that_stays_is_passed_on(house: House) -> None:
+    await house.serve(lambda call: call.json(503, {"error": {"message": "Loading model"}}), timeouts={"queue_s": 0.1})
+    answer = await house.ask()
+    assert answer.status == 503
+    assert answer.json() == {"error": {"message": "Loading model"}}
+    assert int(answer.headers["retry-after"]) >= 1
+    await house.at_rest()
+
+
+async def test_a_429_goes_to_another_replica_and_counts_against_nobody(house: House) -> None:
+    full, up = await house.serve(lambda call: call.json(429, {"error": {"message": "full"}}), completion)
+    for _ in range(8):
+        assert (await house.ask()).status == 200
+    assert len(up.calls) == 8
+    assert len(full.calls) >= 3
+    assert all(not target.failures for target in house.gateway.router.lines["m"].targets)
+
+
+async def test_a_429_that_nobody_takes_is_passed_on_once(house: House) -> None:
+    engines = await house.serve(*[lambda call: call.json(429, {"error": {"message": "full"}}, b"Retry-After: 7")] * 2)
+    answer = await house.ask()
+    assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+    assert answer.json() == {"error": {"message": "full"}}
+    assert [len(engine.calls) for engine in engines] == [1, 1]
+
+
+async def test_a_429_without_retry_after_gets_one(house: House) -> None:
+    await house.serve(lambda call: call.json(429, {"error": {"message": "full"}}))
+    assert int((await house.ask()).headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("how", ["reset", "closed"])
+async def test_a_pooled_connection_that_the_engine_has_closed(house: House, how: str) -> None:
+    """The engine closes an idle connection just when it is used again: the second request on it gets nothing."""
+    used: dict[int, int] = {}
+
+    async def script(call: Call) -> None:
+        used[call.connection] = used.get(call.connection, 0) + 1
+        if used[call.connection] == 1:
+            await call.json(200, COMPLETION)
+        elif how == "reset":
+            call.reset()
+        else:
+            call.close()
+
+    (engine,) = await house.serve(script)
+    for _ in range(50):
+        assert (await house.ask()).status == 200
+    assert not house.gateway.meter.engine_errors
+    assert all(not target.failures for target in house.gateway.router.lines["m"].targets)
+    assert len(engine.calls) == 99
+
+
+async def test_a_connection_closed_while_idle_is_forgotten(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.json(200, COMPLETION)
+        call.close()
+
+    (engine,) = await house.serve(script)
+    for _ in range(20):
+        assert (await house.ask()).status == 200
+        await house.until(lambda: not house.gateway.router.lines["m"].targets[0].idle)
+    assert len(engine.calls) == 20
+
+
+async def test_a_reset_is_no_success(house: House) -> None:
+    await house.serve(reset)
+    answer = await house.ask()
+    assert answer.status == 502
+    assert "m-0" in answer.error["message"]
+
+
+# What engines refuse is the client's to read
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 404, 413, 422, 500])
+async def test_an_engines_error_is_passed_on_once_and_unchanged(house: House, status: int, stream: bool) -> None:
+    body = b'{"error": {"message": "maximum context length is 8 tokens", "type": "x", "param": null, "code": 7}}'
+    (engine,) = await house.serve(lambda call: call.answer(status, body))
+    answer = await house.ask(ask(stream=stream))
+    assert (answer.status, answer.body) == (status, body)
+    assert len(engine.calls) == 1
+    await house.at_rest()
+
+
+async def test_refusals_do_not_put_a_replica_aside(house: House) -> None:
+    replies = iter([400] * 10 + [500] * 10)
+
+    async def script(call: Call) -> None:
+        status = next(replies, 200)
+        await call.json(status, COMPLETION if status == 200 else {"error": {"message": "no"}})
+
+    await house.serve(script)
+    for _ in range(20):
+        assert (await house.ask()).status in (400, 500)
+    assert (await house.ask()).status == 200
+
+
+async def test_the_older_error_form_is_put_into_the_one_that_clients_know(house: House) -> None:
+    old = {"object": "error", "message": "too long", "type": "BadRequestError", "param": None, "code": 400}
+    await house.serve(lambda call: call.json(400, old))
+    answer = await house.ask()
+    assert answer.status == 400
+    assert answer.json() == {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
+
+
+async def test_the_older_error_form_within_a_stream(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("a"))
+        await call.piece(b'data: {"object":"error","message":"out of memory","type":"X","code":500}\n\n')
+        await call.piece(DONE)
+        await call.end()
+
+    await house.serve(script)
+    body = (await house.ask(ask(stream=True))).body
+    error = {"error": {"message": "out of memory", "type": "X", "param": None, "code": 500}}
+    assert events(body) == [chunk("a")[:-2], b"data: " + json.dumps(error, separators=(",", ":")).encode(), DONE[:-2]]
+
+
+async def test_a_large_error_is_passed_on_whole(house: House) -> None:
+    body = b'{"error": {"message": "%b"}}' % (b"x" * 200_000)
+    await house.serve(lambda call: call.answer(500, body))
+    answer = await house.ask()
+    assert (answer.status, answer.body) == (500, body)
+
+
+async def test_the_engine_refuses_the_gateways_own_key(house: House) -> None:
+    await house.serve(lambda call: call.json(401, {"error": "Unauthorized"}))
+    answer = await house.ask()
+    assert (answer.status, answer.error["code"]) == (502, "engine_key_refused")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 100_000,
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    ],
+    ids=["another protocol", "two lengths", "a head without end", "an upgrade"],
+)
+async def test_what_is_not_http_is_an_engine_failure(house: House, garbage: bytes) -> None:
+    (engine,) = await house.serve(lambda call: call.send(garbage))
+    answer = await house.ask()
+    assert answer.status == 502
+    assert len(engine.calls) == 2
+    await house.at_rest()
+
+
+async def test_a_second_answer_spoils_the_connection_only(house: House) -> None:
+    async def script(call: Call) -> None:
+        one = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+        await call.send(one + one.replace(b"{}", b"[]"))
+
+    (engine,) = await house.serve(script)
+    for _ in range(3):
+        assert (await house.ask()).body == b"{}"
+    assert engine.connections == 3
+
+
+# After the first byte: said in the stream, never repeated
+
+
+@pytest.mark.parametrize("how", ["reset", "closed"])
+async def test_an_engine_that_dies_within_a_stream(house: House, how: str) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("one"))
+        await call.piece(chunk("two"))
+        await passed.wait()
+        call.reset() if how == "reset" else call.close()
+
+    passed = asyncio.Event()
+    engines = await house.serve(script, script)
+    client = await house.client()
+    await client.send(request(ask(stream=True)))
+    await client.head()
+    got = b""
+    while len(got) < len(chunk("one") + chunk("two")):
+        got += await client.piece()
+    assert got == chunk("one") + chunk("two")
+    passed.set()
+    error = last_error(await client.piece())
+    assert error["code"] == "engine_failed"
+    assert error["type"] == "server_error"
+    assert await client.piece() == b""
+    assert sum(len(engine.calls) for engine in engines) == 1
+    assert (await client.ask(method="GET", path="/v1/models")).status == 200, "the client's connection is whole"
+    assert house.gateway.meter.models["m"].truncated == 1
+    await house.at_rest()
+
+
+async def test_a_part_of_an_event_does_not_spoil_the_error(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("one") + b'data: {"choi')
+        await asyncio.wait_for(half_read.wait(), 5)
+        call.reset()
+
+    half_read = asyncio.Event()
+    await house.serve(script)
+    client = await house.client()
+    await client.send(request(ask(stream=True)))
+    await client.head()
+    assert await client.piece() == chunk("one")
+    half_read.set()
+    assert last_error(await client.piece())["code"] == "engine_failed"
+
+
+async def test_an_engine_that_dies_within_an_http_chunk(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.send(b"1000\r\n" + chunk("one"))
+        await seen.wait()
+        call.reset()
+
+    seen = asyncio.Event()
+    await house.serve(script)
+    client = await house.client()
+    await client.send(request(ask(stream=True)))
+    await client.head()
+    assert await client.piece() == chunk("one")
+    seen.set()
+    assert last_error(await client.piece())["code"] == "engine_failed"
+    assert await client.piece() == b""
+
+
+async def test_an_event_too_large_to_hold_is_ended_before_the_error(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(b"data: " + b"x" * 100_000)
+        await seen.wait()
+        call.reset()
+
+    seen = asyncio.Event()
+    await house.serve(script)
+    client = await house.client()
+    await client.send(request(ask(stream=True)))
+    await client.head()
+    got = await client.piece()
+    seen.set()
+    while piece := await client.piece():
+        got += piece
+    assert len(events(got)) == 2
+    assert last_error(got)["code"] == "engine_failed"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(chunk("", None), id="role only"),
+        pytest.param(chunk("one") + chunk("two"), id="no finish_reason"),
+        pytest.param(chunk("one")[:-1], id="no last blank line"),
+        pytest.param(chunk('"finish_reason": "stop"'), id="finish_reason within the text"),
+        pytest.param(chunk("data: [DONE]"), id="[DONE] within the text"),
+    ],
+)
+@pytest.mark.parametrize("length", ["chunked", "close"])
+async def test_a_clean_but_early_end_is_no_success(house: House, sent: bytes, length: str) -> None:
+    async def script(call: Call) -> None:
+        if length == "chunked":
+            await call.stream()
+            if sent:
+                await call.piece(sent)
+            await call.end()
+        else:
+            await call.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + sent)
+            call.close()
+
+    await house.serve(script)
+    body = (await house.ask(ask(stream=True))).body
+    assert last_error(body)["code"] == "truncated"
+    assert b"[DONE]\n\n" not in body
+    assert body.startswith(sent)
+    assert house.gateway.meter.models["m"].truncated == 1
+
+
+async def test_a_finish_reason_without_done_is_an_end(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("one"))
+        await call.piece(chunk("", finish="length"))
+        await call.piece(b'data: {"choices":[],"usage":{"total_tokens":3}}\n\n')
+        await call.end()
+
+    await house.serve(script)
+    body = (await house.ask(ask(stream=True))).body
+    assert b'"error"' not in body
+    assert len(events(body)) == 3
+
+
+async def test_an_error_of_the_engines_own_is_not_doubled(house: House) -> None:
+    own = b'data: {"error": {"message": "out of memory", "type": "x", "param": null, "code": null}}\n\n'
+
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("one") + own)
+        await call.end()
+
+    await house.serve(script)
+    assert (await house.ask(ask(stream=True))).body == chunk("one") + own
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
+async def test_a_plain_answer_that_is_cut_is_not_whole(house: House, head: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%b\r\n\r\n" % head)
+        await call.send(b'8\r\n{"a": "b\r\n' if b"chunked" in head else b'{"a": "b')
+        call.close()
+
+    (engine,) = await house.serve(script)
+    with pytest.raises(Torn) as torn:
+        await house.ask()
+    assert torn.value.so_far == b'{"a": "b'
+    assert len(engine.calls) == 1
+    await house.at_rest()
+
+
+# Time
+
+
+async def test_a_silent_engine_is_given_up_and_another_answers(house: House) -> None:
+    async def silent(call: Call) -> None:
+        await call.until_gone()
+
+    first, second = await house.serve(silent, streamed, timeouts={"first_token_s": 0.1})
+    for _ in range(4):
+        answer = await house.ask(ask(stream=True))
+        assert answer.body.endswith(DONE)
+    assert len(first.calls) == 1
+    assert len(second.calls) == 4
+    await first.calls[0].until_gone()
+
+
+async def test_silence_ends_in_a_504(house: House) -> None:
+    async def silent(call: Call) -> None:
+        await call.until_gone()
+
+    engines = await house.serve(silent, silent, silent, timeouts={"first_token_s": 0.1})
+    answer = await house.ask(ask(stream=True))
+    assert (answer.status, answer.error["code"]) == (504, "timeout")
+    assert sum(len(engine.calls) for engine in engines) == 2
+    await house.at_rest()
+
+
+async def test_a_plain_call_ends_within_the_total(house: House) -> None:
+    async def silent(call: Call) -> None:
+        await call.until_gone()
+
+    (engine,) = await house.serve(silent, timeouts={"total_s": 0.1})
+    assert (await house.ask()).status == 504
+    await engine.calls[0].until_gone()
+    await house.at_rest()
+
+
+async def test_silence_within_a_stream(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("one"))
+        await call.until_gone()
+
+    (engine,) = await house.serve(script, timeouts={"between_tokens_s": 0.1})
+    body = (await house.ask(ask(stream=True))).body
+    assert body.startswith(chunk("one"))
+    assert last_error(body)["code"] == "timeout"
+    await engine.calls[0].until_gone()
+
+
+async def test_a_head_without_a_first_token(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.until_gone()
+
+    await house.serve(script, timeouts={"first_token_s": 0.1, "between_tokens_s": 60.0})
+    assert last_error((await house.ask(ask(stream=True))).body)["code"] == "timeout"
+
+
+async def test_a_stream_that_goes_on_for_ever(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        while not call.gone.is_set():
+            await call.piece(chunk("again"))
+            await asyncio.wait({asyncio.ensure_future(call.gone.wait())}, timeout=0.01)
+
+    await house.serve(script, timeouts={"total_s": 0.3})
+    assert last_error((await house.ask(ask(stream=True))).body)["code"] == "timeout"
+
+
+async def test_a_hung_replica_does_not_slow_the_others(house: House) -> None:
+    async def silent(call: Call) -> None:
+        await call.until_gone()
+
+    hung, up = await house.serve(silent, completion)
+    async with await Client.open(house.gateway.port) as stuck:
+        await stuck.send(request(ask()))
+        await house.until(lambda: len(hung.calls) + len(up.calls) == 1)
+        if up.calls:
+            await stuck.answer()
+            await stuck.send(request(ask()))
+            await hung.call()
+        async with asyncio.timeout(5):
+            for _ in range(20):
+                assert (await house.ask()).status == 200
+
+
+# Churn
+
+
+async def test_every_request_ends_while_replicas_come_and_go(house: House) -> None:
+    """Replicas are added, removed, killed and started under load; each request gets its answer or an error."""
+
+    async def script(call: Call) -> None:
+        if json.loads(call.body).get("stream"):
+            await streamed(call)
+        else:
+            await call.json(200, COMPLETION)
+
+    pool = [await house.engine(script) for _ in range(3)]
+    await house.start(
+        Route(model="m", endpoints=tuple(endpoint(engine, n) for n, engine in enumerate(pool))),
+        timeouts={"total_s": 5.0, "queue_s": 5.0},
+        hold_for_s=5.0,
+    )
+    statuses: list[int] = []
+    over = asyncio.Event()
+
+    async def load(number: int) -> None:
+        async with await Client.open(house.gateway.port) as client:
+            for count in range(60):
+                answer = await client.ask(ask(stream=bool((number + count) % 2)))
+                assert answer.status != 200 or answer.body
+                statuses.append(answer.status)
+                if answer.headers.get("connection") == "close":
+                    return
+
+    async def churn() -> None:
+        turn = 0
+        while not over.is_set():
+            turn += 1
+            victim: Engine = pool[turn % 3]
+            keep = tuple(endpoint(engine, n) for n, engine in enumerate(pool) if engine is not victim)
+            house.say(Route(model="m", endpoints=keep))
+            await victim.stop()
+            await victim.start()
+            house.say(Route(model="m", endpoints=tuple(endpoint(engine, n) for n, engine in enumerate(pool))))
+            await asyncio.wait({asyncio.ensure_future(over.wait())}, timeout=0.02)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        churning = tasks.create_task(churn())
+        async with asyncio.TaskGroup() as loads:
+            for number in range(8):
+                loads.create_task(load(number))
+        over.set()
+        await churning
+    assert len(statuses) == 8 * 60
+    assert statuses.count(200) > 400
+    assert set(statuses) <= {200, 502, 503}
+    await house.at_rest()
