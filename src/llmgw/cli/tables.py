@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
+
+from llmgw.cli.rows import Column, print_rows
 
 Row = dict[str, Any]
 
@@ -34,17 +34,6 @@ def console() -> Console:
 
 def print_json(answer: Any) -> None:
     print(json.dumps(answer, indent=2, ensure_ascii=False))
-
-
-def _table(*columns: str, words: Sequence[str] = ("WHY",)) -> Table:
-    """Columns named in ``words`` take the room that is left and wrap; the others keep to one line."""
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        wide = column in words
-        table.add_column(
-            column, no_wrap=not wide, overflow="fold", ratio=1 if wide else None, min_width=12 if wide else None
-        )
-    return table
 
 
 def _state(state: str) -> Text:
@@ -98,19 +87,19 @@ def nodes(answer: list[Row]) -> None:
     if not answer:
         out.print("no node is registered")
         return
-    table = _table("NODE", "STATE", "SINCE", "GPUS", "MEMORY", "ENGINES", "WHY", words=("ENGINES", "WHY"))
-    for found in answer:
-        table.add_row(
+    columns = [Column("NODE"), Column("STATE"), Column("SINCE", 2), Column("GPUS"), Column("MEMORY", 1)]
+    rows = [
+        (
             found["id"],
             _state(found["state"]),
             _ago(found["since"]),
             _gpus(found["inventory"]),
             _size(_memory(found)),
-            "\n".join(_engine(engine) for engine in found["engines"])
-            or ("none" if found["probed"] else "not said yet"),
-            found["why"],
+            "; ".join([*(_engine(engine) for engine in found["engines"]), *_troubles(found)]),
         )
-    out.print(table)
+        for found in answer
+    ]
+    print_rows(out, columns, "ENGINES AND WHY", rows)
     for found in answer:
         for warning in found["warnings"]:
             out.print(Text(f"warning: {found['id']}: {warning}", style="yellow"))
@@ -127,6 +116,12 @@ def _gpus(inventory: Row | None) -> str:
     usable = [gpu for gpu in inventory["gpus"] if not gpu["problem"]]
     broken = len(inventory["gpus"]) - len(usable)
     return f"{len(usable)}" + (f" (+{broken} broken)" if broken else "")
+
+
+def _troubles(found: Row) -> list[str]:
+    """Why a node is as it is, where it is not simply ready; and what it has not said yet."""
+    unsaid = [] if found["engines"] else ["no engine" if found["probed"] else "has not said yet which engines it has"]
+    return [*unsaid, *([found["why"]] if found["state"] != "ready" and found["why"] else [])]
 
 
 def _no_engine(found: Row) -> str:
@@ -203,24 +198,21 @@ def models(answer: list[Row]) -> None:
     if not answer:
         out.print("the catalog is empty: name models in server.yaml")
         return
-    table = _table("MODEL", "READY", "TASK", "PROFILES", "WHY", words=("WHY",))
+    columns = [Column("MODEL"), Column("READY"), Column("TASK", 2), Column("PROFILES", 1)]
+    rows = []
     for found in answer:
         scaled = f" (file: {found['replicas_in_file']})" if found["scaled"] else ""
-        table.add_row(
-            "\n".join([found["name"], *(f"  = {alias}" for alias in found["aliases"])]),
-            Text(
-                f"{found['ready']}/{found['replicas']}{scaled}",
-                style="green" if found["ready"] >= found["replicas"] else "yellow",
-            ),
-            found["task"],
-            "\n".join(found["profiles"]),
-            found["why"],
+        enough = found["ready"] >= found["replicas"]
+        rows.append(
+            (
+                ", ".join([found["name"], *found["aliases"]]),
+                Text(f"{found['ready']}/{found['replicas']}{scaled}", style="green" if enough else "yellow"),
+                found["task"],
+                ", ".join(found["profiles"]),
+                found["why"],
+            )
         )
-    out.print(table)
-
-
-def _enough(found: Row) -> str:
-    return "green" if found["ready"] >= found["replicas"] else "yellow"
+    print_rows(out, columns, "WHY", rows)
 
 
 def replicas(answer: list[Row]) -> None:
@@ -228,19 +220,29 @@ def replicas(answer: list[Row]) -> None:
     if not answer:
         out.print("there is no replica")
         return
-    table = _table("REPLICA", "STATE", "SINCE", "GEN", "RESTARTS", "NODES", "ENDPOINT", "WHY")
-    for found in answer:
-        table.add_row(
+    columns = [
+        Column("REPLICA"),
+        Column("STATE"),
+        Column("SINCE", 2),
+        Column("GEN", 3),
+        Column("RESTARTS", 1),
+        Column("NODES"),
+        Column("ENDPOINT", 4),
+    ]
+    rows = [
+        (
             found["id"],
             _state(found["state"]),
             _ago(found["since"]),
             str(found["generation"]),
             str(found["restarts"]),
-            "\n".join(placement["node"] for placement in found["placements"]) or "-",
+            ", ".join(placement["node"] for placement in found["placements"]) or "-",
             found["endpoint"] or "-",
             found["why"],
         )
-    out.print(table)
+        for found in answer
+    ]
+    print_rows(out, columns, "WHY", rows)
 
 
 def replica(answer: Row) -> None:
@@ -263,18 +265,18 @@ def replica(answer: Row) -> None:
         out.print(f"last end  {exit['signal'] or 'status ' + str(exit['status'])}")
         for line in exit["last_lines"][-10:]:
             out.print(Text(f"          | {line}"))
-    table = _table("AT", "GEN", "STATE", "WHY")
-    for line in answer["story"]:
-        table.add_row(line["at"], str(line["generation"]), _state(line["state"]), line["why"])
-    out.print(table)
+    story = [(line["at"], str(line["generation"]), _state(line["state"]), line["why"]) for line in answer["story"]]
+    print_rows(out, [Column("AT"), Column("GEN"), Column("STATE")], "WHY", story)
 
 
 def engines(answer: list[Row]) -> None:
-    table = _table("ENGINE", "VERSION", "NODE", "STATE", "WORDS", words=("WORDS",))
-    for found in answer:
-        table.add_row(found["name"], found["version"], found["node"], _state(found["state"]), found["words"])
     out = console()
-    out.print(table if answer else "no node has reported an engine")
+    if not answer:
+        out.print("no node has reported an engine")
+        return
+    columns = [Column("ENGINE"), Column("VERSION"), Column("NODE"), Column("STATE")]
+    rows = [(each["name"], each["version"], each["node"], _state(each["state"]), each["words"]) for each in answer]
+    print_rows(out, columns, "WORDS", rows)
 
 
 def why(answer: Row) -> None:
@@ -298,12 +300,12 @@ def events(answer: list[Row]) -> None:
     if not answer:
         out.print("nothing has happened yet")
         return
-    table = _table("AT", "KIND", "SUBJECT", "WORDS", words=("WORDS",))
-    for event in answer:
-        table.add_row(
-            event["at"].replace("T", " ").split(".")[0], event["kind"], event["subject"] or "-", event["words"]
-        )
-    out.print(table)
+    columns = [Column("AT"), Column("KIND", 1), Column("SUBJECT", 2)]
+    rows = [
+        (event["at"].replace("T", " ").split(".")[0], event["kind"], event["subject"] or "-", event["words"])
+        for event in answer
+    ]
+    print_rows(out, columns, "WORDS", rows)
 
 
 def event_line(event: Row, *, as_json: bool) -> None:
@@ -320,9 +322,9 @@ def keys(answer: list[Row]) -> None:
     if not answer:
         out.print("there is no key: llmgw ctl key create NAME")
         return
-    table = _table("KEY", "NAME", "CREATED", "REVOKED", "MODELS", words=("NAME", "MODELS"))
-    for key in answer:
-        table.add_row(
-            key["id"], key["name"], _ago(key["created_at"]), _ago(key["revoked_at"]), ", ".join(key["models"]) or "all"
-        )
-    out.print(table)
+    columns = [Column("KEY"), Column("CREATED"), Column("REVOKED"), Column("MODELS", 1)]
+    rows = [
+        (key["id"], _ago(key["created_at"]), _ago(key["revoked_at"]), ", ".join(key["models"]) or "all", key["name"])
+        for key in answer
+    ]
+    print_rows(out, columns, "NAME", rows)

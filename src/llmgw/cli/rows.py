@@ -1,0 +1,78 @@
+"""Rows for people: columns as wide as what they hold, and words in whatever room is left.
+
+In a narrow terminal the words of a row get lines of their own below it, and columns of lesser use give way before
+anything is cut. Into a pipe every row is one line.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+GAP = "  "
+LEAST_ROOM = 40
+"""Columns that words need beside the others to be read with ease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    gives_way: int = 0
+    """Where the terminal is too narrow, columns with the highest number go first; 0: never."""
+
+
+def print_rows(out: Console, columns: Sequence[Column], words: str, rows: Sequence[Sequence[Text | str]]) -> None:
+    """Each row: a cell for each column, and last its words, whose heading is ``words``."""
+    cells = [[_text(cell) for cell in row[:-1]] for row in rows]
+    said = [_text(row[-1]) for row in rows]
+    width = out.width if out.is_terminal else None
+    kept = _kept(columns, cells, width)
+    widths = [max([len(columns[n].name), *(row[n].cell_len for row in cells)]) for n in kept]
+    used = sum(widths) + len(GAP) * len(widths)
+    beside = width is None or width - used >= LEAST_ROOM
+    head = GAP.join(columns[n].name.ljust(size) for n, size in zip(kept, widths, strict=True))
+    any_words = any(text.plain for text in said)
+    _line(out, Text((head + GAP + words if beside and any_words else head).rstrip(), style="bold"))
+    for row, text in zip(cells, said, strict=True):
+        line = Text(GAP).join(_padded(row[n], size) for n, size in zip(kept, widths, strict=True))
+        if not text.plain:
+            _line(out, line)
+        elif width is None:
+            _line(out, Text(GAP).join([line, text]))
+        elif beside:
+            for number, part in enumerate(textwrap.wrap(text.plain, width - used)):
+                _line(out, Text(GAP).join([line if number == 0 else Text(" " * line.cell_len), Text(part, text.style)]))
+        else:
+            _line(out, line)
+            for part in textwrap.wrap(text.plain, width - 4):
+                _line(out, Text("    " + part, style="dim"))
+
+
+def _kept(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int | None) -> list[int]:
+    kept = list(range(len(columns)))
+    sizes = [max([len(columns[n].name), *(row[n].cell_len for row in cells)]) for n in kept]
+    while width is not None and sum(sizes[n] + len(GAP) for n in kept) - len(GAP) > width:
+        weakest = max(kept, key=lambda n: columns[n].gives_way)
+        if columns[weakest].gives_way == 0:
+            break
+        kept.remove(weakest)
+    return kept
+
+
+def _text(cell: Text | str) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def _padded(cell: Text, size: int) -> Text:
+    padded = cell.copy()
+    padded.append(" " * (size - cell.cell_len))
+    return padded
+
+
+def _line(out: Console, line: Text) -> None:
+    line.rstrip()
+    out.print(line, soft_wrap=True)
