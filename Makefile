@@ -9,7 +9,8 @@ export UV_DEFAULT_INDEX ?= $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config
 ifeq ($(UV_DEFAULT_INDEX),)
 unexport UV_DEFAULT_INDEX
 endif
-UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
+# Compiled once, here: some environments forbid Python to keep what it compiles, and every start would do it again.
+UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
 .PHONY: up test check format bench lock clean
 
