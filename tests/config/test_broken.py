@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.config import ConfigError, load_agent, load_server
+from llmgw.config import ConfigError, load_agent, load_server, parse_server
 
 BROKEN = Path(__file__).parent / "broken"
 FILES = sorted(path.relative_to(BROKEN) for path in BROKEN.glob("*/*.yaml"))
@@ -47,3 +47,11 @@ def test_faults_come_in_the_order_of_the_file() -> None:
 def test_no_message_shows_a_password(file: Path) -> None:
     assert "hunter2" not in (BROKEN / file).with_suffix(".txt").read_text()
     assert "ter2" not in (BROKEN / file).with_suffix(".txt").read_text()
+
+
+def test_a_thousand_faults_are_all_found_and_the_first_ones_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_server("models:\n" + "- 5\n" * 1000, "f.yaml")
+    assert [fault.path for fault in caught.value.faults] == [f"models[{index}]" for index in range(1000)]
+    assert str(caught.value).startswith("f.yaml can't be used: 1000 faults\nf.yaml:2:3: models[0]\n")
+    assert str(caught.value).endswith("\n… and 800 more")

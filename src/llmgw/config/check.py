@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -37,8 +38,11 @@ def check_shape(document: Document, root: type[S], other: type[Section]) -> tupl
     base = Path(document.name).absolute().parent
     context = {"base": base}
     reader = _Reader(document, root, other)
+    faults: list[Fault] = []
     try:
-        return root.model_validate(document.value, context=context), []
+        file = root.model_validate(document.value, context=context)
+        if not document.incomplete:
+            return file, []
     except ValidationError as error:
         faults = reader.faults(error)
     if not isinstance(document.value, dict):
@@ -136,7 +140,7 @@ class _Reader:
             return same.get(form) or words[form]
         if key in dict(keys_of_file(self.root)):
             return None
-        return close_to(key, section.model_fields)
+        return close_to(key, tuple(section.model_fields))
 
     def _belongs(self, key: str) -> str:
         """Where else a key of this name stands, in this file or in the other one."""
@@ -215,21 +219,31 @@ def inner_section(annotation: object) -> type[Section] | None:
     return next((found for part in get_args(annotation) if (found := inner_section(part)) is not None), None)
 
 
+@cache
+def _section_in(section: type[Section], key: str) -> type[Section] | None:
+    field = section.model_fields.get(key)
+    return inner_section(field.annotation) if field is not None else None
+
+
 def section_at(root: type[Section], path: KeyPath) -> type[Section] | None:
     """The section that describes the mapping at ``path``; None where none does."""
     section: type[Section] | None = root
     for part in path:
         if isinstance(part, str):
-            field = section.model_fields.get(part) if section is not None else None
-            section = inner_section(field.annotation) if field is not None else None
+            section = _section_in(section, part) if section is not None else None
     return section
 
 
-def keys_of_file(section: type[Section], place: str = "") -> Iterator[tuple[str, str]]:
+@cache
+def keys_of_file(root: type[Section]) -> tuple[tuple[str, str], ...]:
     """All keys of a file with the place of each: ``("replicas", "models[]")``."""
+    return tuple(_keys_below(root, ""))
+
+
+def _keys_below(section: type[Section], place: str) -> Iterator[tuple[str, str]]:
     for name, field in section.model_fields.items():
         yield name, place
         inner = inner_section(field.annotation)
         if inner is not None:
             many = "[]" if str(field.annotation).startswith("list[") else ""
-            yield from keys_of_file(inner, f"{place}.{name}{many}" if place else f"{name}{many}")
+            yield from _keys_below(inner, f"{place}.{name}{many}" if place else f"{name}{many}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+_MOST_TOLD = 200
+"""Faults that the text of an error lists: whoever has more has the wrong file, or one cause for most of them."""
+
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the top of a file to a value."""
 
@@ -57,4 +60,7 @@ class ConfigError(Exception):
 
     def __str__(self) -> str:
         count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
-        return "\n".join([f"{self.file} can't be used: {count}", *map(str, self.faults)])
+        told = [str(fault) for fault in self.faults[:_MOST_TOLD]]
+        if len(self.faults) > _MOST_TOLD:
+            told.append(f"… and {len(self.faults) - _MOST_TOLD} more")
+        return "\n".join([f"{self.file} can't be used: {count}", *told])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from functools import lru_cache
+
+_LONGEST_WORD = 40
 
 
 def plain_form(word: str) -> str:
@@ -11,10 +13,11 @@ def plain_form(word: str) -> str:
     return word.replace("_", "").replace("-", "").replace(" ", "").lower()
 
 
-def close_to(word: str, choices: Iterable[str], cutoff: float = 0.7) -> str | None:
+@lru_cache(maxsize=1024)
+def close_to(word: str, choices: tuple[str, ...]) -> str | None:
     """The choice that looks most like ``word``, if any does."""
-    if len(word) > 64:
+    if len(word) > _LONGEST_WORD:
         return None
     forms = {plain_form(choice): choice for choice in choices}
-    close = difflib.get_close_matches(plain_form(word), forms, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(plain_form(word), forms, n=1, cutoff=0.7)
     return forms[close[0]] if close else None

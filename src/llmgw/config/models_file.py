@@ -162,7 +162,7 @@ def _profile(profile: ProfileFile, path: KeyPath) -> Iterator[Remark]:
         return
     for key, engine in (("sim", "sim"), ("launch_mode", "vllm")):
         value = getattr(profile, key)
-        if value is not None and profile.engine != engine:
+        if value is not None and whole(value) and profile.engine != engine:
             hint = f"this profile's engine is `{profile.engine}`"
             yield Remark(path=(*path, key), expected=f"`{key}` only where the engine is `{engine}`", hint=hint)
     if not whole(profile.gpus_per_node):

@@ -10,7 +10,7 @@ from llmgw.config.faults import Refused
 _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _DURATION = re.compile("".join(f"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in ("d", "h", "m", "s", "ms")))
 _SECONDS = {"d": Fraction(86400), "h": Fraction(3600), "m": Fraction(60), "s": Fraction(1), "ms": Fraction(1, 1000)}
-_SIZE = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>B|KiB|MiB|GiB|TiB)")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)(?P<unit>B|KiB|MiB|GiB|TiB)")
 _BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _LIKE_A_SIZE = re.compile(r"([0-9.]+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
