@@ -125,6 +125,9 @@ def _verdict(cluster: Cluster, node: Node, now: Instant) -> tuple[NodeState, str
 def _of_a_live_node(node: Node) -> tuple[NodeState, str]:
     if node.state in (NodeState.DRAINING, NodeState.DRAINED):
         return node.state, node.why
+    if node.state is NodeState.LOST and not node.caught_up:
+        # Heard again on the stream it had. What was asked of it before it was given up may be starting unreported.
+        return node.state, node.why
     if node.probed:
         return NodeState.READY, "connected, and has said which engines it has"
     return NodeState.JOINING, "has not said yet which engines it has"

@@ -162,7 +162,8 @@ def _look_for_return(step: Step, replica: Replica) -> None:
         state, words = progress(nodes, shards)
         back = f"{', '.join(node.id for node in nodes)} is back and still runs generation {replica.generation}"
         endpoint = shards[0].endpoint if shards[0] is not None and state is ReplicaState.READY else None
-        step.put(replace(moved(replica, state, f"{words} ({back})", step.now), lost=False, endpoint=endpoint))
+        back_again = moved(replica, state, f"{words} ({back})", step.now)
+        step.put(replace(back_again, why=words, lost=False, endpoint=endpoint))
         step.note("replica.adopted", replica.id, f"{replica.id} of {replica.model} is taken up again: {back}")
     elif all_gone(step.nodes, replica):
         why = f"{', '.join(node.id for node in nodes)} is back without generation {replica.generation}"

@@ -1,0 +1,146 @@
+"""What must hold of every cluster, whatever happened to it. Numbers are those of the project's list of invariants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from llmgw.cluster.capacity import held
+from llmgw.cluster.explain import why
+from llmgw.cluster.lifecycle import RUNNING, STORY_LINES, away
+from llmgw.cluster.model import PORT_BLOCK, Cluster, NodeState, Replica, ReplicaState, ShardState
+from llmgw.cluster.reconcile import desired, routes
+from llmgw.cluster.scaling import wanted
+
+
+def violations(cluster: Cluster) -> list[str]:
+    """All that is wrong with a cluster that has been reconciled; empty: nothing."""
+    found: list[str] = []
+    found += _shared(cluster)
+    found += _routable(cluster)
+    found += _gpu_counts(cluster)
+    found += _too_many(cluster)
+    found += _unexplained(cluster)
+    for replica in cluster.replicas.values():
+        found += _of_replica(replica)
+    return found
+
+
+def _shared(cluster: Cluster) -> list[str]:
+    """1. No two shards that hold something share a GPU, a port, or more memory than there is."""
+    found: list[str] = []
+    gpus: Counter[tuple[str, str]] = Counter()
+    ports: dict[str, list[int]] = {}
+    for replica in cluster.replicas.values():
+        for placement in held(cluster, replica):
+            if away(cluster.nodes.get(placement.node)):
+                continue
+            gpus.update((placement.node, uuid) for uuid in placement.gpu_uuids)
+            ports.setdefault(placement.node, []).append(placement.port)
+    found += [f"1: {where} is held {times} times" for where, times in gpus.items() if times > 1]
+    for node, firsts in ports.items():
+        ordered = sorted(firsts)
+        found += [
+            f"1: ports {low} and {high} of {node} overlap" for low, high in pairwise(ordered) if high - low < PORT_BLOCK
+        ]
+    for node_id in cluster.nodes:
+        asked = [uuid for shard in desired(cluster, node_id) for uuid in shard.placement.gpu_uuids]
+        found += [f"1: {node_id} is asked to share {uuid}" for uuid, times in Counter(asked).items() if times > 1]
+    return found
+
+
+def _routable(cluster: Cluster) -> list[str]:
+    """3. What is routed to has all its shards, of one generation, each seen ready, and an endpoint."""
+    found = []
+    for route in routes(cluster):
+        if not route.endpoints and not route.why_none:
+            found.append(f"12: no word on why {route.model} has no endpoint")
+        for endpoint in route.endpoints:
+            replica = cluster.replicas[endpoint.replica]
+            if replica.state is not ReplicaState.READY or replica.profile is None:
+                found.append(f"3: {replica.id} is routed to while {replica.state}")
+                continue
+            if len(replica.placements) != replica.profile.nodes or endpoint.url != f"http://{replica.endpoint}":
+                found.append(f"3: {replica.id} is routed to without all its shards")
+            for rank, placement in enumerate(replica.placements):
+                node = cluster.nodes.get(placement.node)
+                if node is None or away(node):
+                    found.append(f"3: {replica.id} is routed to on {placement.node}, which is away")
+                elif node.session is not None:
+                    shard = node.shard(replica.shard_id(rank))
+                    if shard is None or (shard.generation, shard.state) != (replica.generation, ShardState.READY):
+                        found.append(f"3: {replica.id} is routed to while {placement.node} reports {shard}")
+                if node is not None and endpoint.preferred is (node.state is NodeState.SUSPECT):
+                    found.append(f"3: {replica.id} has preferred={endpoint.preferred} on a node that is {node.state}")
+    return found
+
+
+def _gpu_counts(cluster: Cluster) -> list[str]:
+    """4. A shard has exactly the GPUs that its profile states."""
+    return [
+        f"4: {replica.id} has {len(placement.gpu_uuids)} GPUs, not {replica.profile.gpus_per_node}"
+        for replica in cluster.replicas.values()
+        for placement in replica.placements
+        if replica.profile is None
+        or not len(set(placement.gpu_uuids)) == len(placement.gpus) == replica.profile.gpus_per_node
+    ]
+
+
+def _too_many(cluster: Cluster) -> list[str]:
+    """6. No more than wanted; and no fewer, since those that can't be placed are there too."""
+    standing = Counter(
+        replica.model for replica in cluster.replicas.values() if replica.state is not ReplicaState.STOPPING
+    )
+    models = standing.keys() | {spec.name for spec in cluster.catalog.models}
+    return [
+        f"6: {model} has {standing[model]} replicas, {wanted(cluster, model)} wanted"
+        for model in sorted(models)
+        if standing[model] != wanted(cluster, model)
+    ]
+
+
+def _unexplained(cluster: Cluster) -> list[str]:
+    """12. Whatever is not done has a reason."""
+    found = [
+        f"12: {replica.id} is {replica.state} without a word"
+        for replica in cluster.replicas.values()
+        if not replica.why
+    ]
+    for spec in cluster.catalog.models:
+        explanation = why(cluster, spec.name)
+        if explanation.refusal is not None:
+            for refused in explanation.refusal.profiles:
+                if not refused.summary or (refused.nodes and len(refused.nodes) != len(cluster.nodes)):
+                    found.append(f"12: {spec.name}: not every node says why not")
+    return found
+
+
+def _of_replica(replica: Replica) -> list[str]:
+    found = []
+    state, name = replica.state, replica.id
+    if len(replica.story) > STORY_LINES:
+        found.append(f"{name}: its story has {len(replica.story)} lines")
+    if state in RUNNING and not (replica.placements and replica.profile and replica.spec and replica.generation):
+        found.append(f"{name} is {state} without a place")
+    if state is ReplicaState.UNPLACED and bool(replica.placements) is not replica.lost:
+        found.append(f"{name} is unplaced with placements {replica.placements}, lost={replica.lost}")
+    if (replica.endpoint is not None) is not (state in (ReplicaState.READY, ReplicaState.DRAINING)):
+        found.append(f"{name} is {state} with endpoint {replica.endpoint}")
+    if replica.lost and state not in (ReplicaState.FAILED, ReplicaState.UNPLACED, ReplicaState.STOPPING):
+        found.append(f"{name} is {state} and lost")
+    return found + _counts(replica)
+
+
+def _counts(replica: Replica) -> list[str]:
+    """5. Every generation but the running one has ended by itself, once."""
+    if replica.state in RUNNING or replica.lost:
+        right = replica.restarts == replica.generation - 1
+    elif replica.state in (ReplicaState.FAILED, ReplicaState.UNPLACED):
+        right = replica.restarts == replica.generation
+    else:
+        right = replica.generation - 1 <= replica.restarts <= replica.generation
+    return (
+        []
+        if right
+        else [f"5: {replica.id} ({replica.state}): {replica.restarts} restarts, generation {replica.generation}"]
+    )
