@@ -28,6 +28,7 @@ _NETWORK = (
     ("incomplete-download", "it broke the connection in the middle of the file"),
     ("ProtocolError", "it broke the connection"),
     ("too many 5", "it answers with server errors"),
+    ("Connection interrupted", "it broke the connection in the middle of the file"),
     ("Max retries exceeded", "it can't be reached"),
 )
 
@@ -46,6 +47,9 @@ def explain(what: str, sha256: str | None, lines: Sequence[str], end: str) -> st
         return f"the disk quota was used up while {what} was downloaded"
     if "No module named pip" in text:
         return "the Python that runs llmgw has no pip: install llmgw again"
+    versions = _FROM_VERSIONS.search(text)
+    if versions is not None and versions[1] != "none":
+        return f"the package index has no {what}; it has {versions[1]}"
     if refused := _HTTP_ERROR.search(text):
         return (
             f"the package index answered {refused[1]} ({refused[2].strip()}) when asked for {what}{_hint(refused[1])}"
@@ -53,7 +57,7 @@ def explain(what: str, sha256: str | None, lines: Sequence[str], end: str) -> st
     if reason := network(lines):
         return f"the package index can't be reached for {what}: {reason}"
     if "No matching distribution found" in text:
-        return _not_there(what, text)
+        return f"the package index has no {what} that this Python can take, nor any other version of it"
     last = next((line for line in reversed(lines) if line.strip()), "")
     return f"pip could not get {what}: {last.strip() or end}"
 
@@ -71,15 +75,7 @@ def wrong_hash(what: str, expected: str, got: str) -> str:
     )
 
 
-def _not_there(what: str, text: str) -> str:
-    found = _FROM_VERSIONS.search(text)
-    versions = found[1] if found else "none"
-    if versions == "none":
-        return f"the package index has no {what} that this Python can take, nor any other version of it"
-    return f"the package index has no {what}; it has {versions}"
-
-
 def _hint(status: str) -> str:
     if status in ("401", "403", "407"):
         return ": look at the credentials in pip's configuration"
-    return ": it is tried again" if status.startswith("5") else ""
+    return ""

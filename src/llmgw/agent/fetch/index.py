@@ -119,7 +119,8 @@ class _Download:
         except TimeoutError:
             raise FetchFailed(self._too_slow(limit.expired(), limit_s)) from None
         if status != 0:
-            raise FetchFailed(complaints.explain(str(self._wanted), self._wanted.sha256, self._lines, ending(status)))
+            lines = [*self._lines, *self._skipped()]
+            raise FetchFailed(complaints.explain(str(self._wanted), self._wanted.sha256, lines, ending(status)))
 
     def _argv(self) -> list[str]:
         requirement = f"{self._wanted.package}=={self._wanted.version}"
@@ -131,8 +132,16 @@ class _Download:
             requirement += f" --hash=sha256:{self._wanted.sha256}"
         asked = self._folder / "requirements.txt"
         asked.write_text(f"{requirement}\n")
-        pip = [sys.executable, "-m", "pip", "download", "--dest", "wheels", "--requirement", str(asked)]
-        return [*pip, *flags]
+        flags += ["--dest", "wheels", "--log", "pip.log", "--requirement", str(asked)]
+        return [sys.executable, "-m", "pip", "download", *flags]
+
+    def _skipped(self) -> list[str]:
+        """Index pages that pip could not read: it says so in its log alone, and then that there is no such package."""
+        try:
+            log = (self._folder / "pip.log").read_text(errors="replace")
+        except OSError:
+            return []
+        return [line for line in log.splitlines() if "Could not fetch URL" in line and " 404 " not in line]
 
     def _environment(self) -> Mapping[str, str]:
         """The machine's own, but for what would make pip do something else than download."""

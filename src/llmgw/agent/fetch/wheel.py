@@ -10,6 +10,7 @@ import base64
 import csv
 import os
 import stat
+import struct
 import unicodedata
 import zipfile
 import zlib
@@ -175,28 +176,38 @@ def unpack_member(
             progress(done, member.info.file_size)
 
 
+# zipfile reads offsets and lengths from the file and believes them: seeks before its beginning, numbers out of range.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError, ValueError)
+
+
 def _opened(wheel: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(wheel)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except (*_UNREADABLE, OSError) as error:
         raise BadWheel(f"it is no zip file: {error}") from None
 
 
 def _write(archive: zipfile.ZipFile, member: Member, path: Path, stopped: Callable[[], bool]) -> Iterable[int]:
     mode = 0o755 if member.executable else 0o644
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
+    with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)
-        try:
-            with archive.open(member.info) as source:
-                while piece := source.read(CHUNK_BYTES):
-                    if stopped():
-                        raise Stopped
-                    file.write(piece)
-                    yield len(piece)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise BadWheel(f"{str(member.path)!r} is damaged: {error}") from None
+        for piece in _pieces(archive, member):
+            if stopped():
+                raise Stopped
+            file.write(piece)
+            yield len(piece)
+        file.flush()
         os.fsync(descriptor)
+
+
+def _pieces(archive: zipfile.ZipFile, member: Member) -> Iterable[bytes]:
+    try:
+        with archive.open(member.info) as source:
+            while piece := source.read(CHUNK_BYTES):
+                yield piece
+    except (*_UNREADABLE, OSError) as error:
+        raise BadWheel(f"{str(member.path)!r} is damaged: {error}") from None
 
 
 def damage(target: Path, stopped: Callable[[], bool] = lambda: False) -> str | None:

@@ -19,7 +19,7 @@ from llmgw.agent.install.program import Program, simulator
 from llmgw.agent.install.prove import NotProved, Proof, prove
 from llmgw.cluster.catalog import EngineName, EngineSpec
 from llmgw.cluster.model import EngineOnNode, EngineState, Inventory
-from llmgw.engines.builds import BUILDS, WAY_OUT, Build, build, fits
+from llmgw.engines.builds import BUILDS, WAY_OUT, Build, fits
 from llmgw.engines.registry import EngineNotRun, engine
 
 Report = Callable[[EngineOnNode], None]
@@ -58,11 +58,13 @@ class Installer:
         bins: Mapping[str, Path | str | None],
         inventory: Callable[[], Inventory],
         report: Report,
+        builds: tuple[Build, ...] = BUILDS,
     ) -> None:
         self._places = Places(engines_dir, cache_dir)
         self._bins = {name: Path(path) for name, path in bins.items() if path is not None}
         self._inventory = inventory
         self._report = report
+        self._builds = builds
         self._states: dict[str, EngineOnNode] = {}
         self._programs: dict[str, Program] = {"sim": simulator()}
         self._stamps: dict[str, _Stamp] = {}
@@ -92,7 +94,7 @@ class Installer:
     async def probe(self) -> tuple[EngineOnNode, ...]:
         """What is there, proved again where it changed; an engine that was lost is installed again."""
         self._say("sim", self._programs["sim"].version, EngineState.INSTALLED, "")
-        for name in sorted({*self._bins, *(row.engine for row in BUILDS)} - {"sim"}):
+        for name in sorted({*self._bins, *(row.engine for row in self._builds)} - {"sim"}):
             if not self._locks[name].locked():  # else it is being installed: its state is fresh
                 await self._probe(name)
         return tuple(self._states[name] for name in sorted(self._states))
@@ -118,7 +120,7 @@ class Installer:
         with self._places.lock(name) as lock:
             if lock.acquire():
                 await asyncio.to_thread(self._places.clean, name)
-        for row in BUILDS:
+        for row in self._builds:
             if row.engine == name and self._places.of(row).is_dir():
                 await self._prove_installed(row)
                 return
@@ -134,7 +136,7 @@ class Installer:
         if spec.name in self._bins:
             await self._ensure_named(spec.name, wanted=spec.version)
             return
-        row = _row(spec)
+        row = _row(spec, self._builds)
         if self._proved(self._places.program(row)):
             self._say(row.engine, row.version, EngineState.INSTALLED, "")
             return
@@ -243,14 +245,14 @@ class Installer:
         self._report(said)
 
 
-def _row(spec: EngineSpec) -> Build:
+def _row(spec: EngineSpec, builds: tuple[Build, ...]) -> Build:
     """The build that ``spec`` asks for. Raises _Failed, in words, where this release can't install such a thing."""
     if spec.source != "index":
         source = "GitHub releases" if spec.source == "github" else spec.source
         raise _Failed(f"installing {spec.name} from {source} is not built yet; set `source: index`, or {WAY_OUT}")
-    row = build(spec.name, spec.version)
+    row = next((row for row in builds if (row.engine, row.version) == (spec.name, spec.version)), None)
     if row is None:
-        known = ", ".join(row.version for row in BUILDS if row.engine == spec.name) or "none"
+        known = ", ".join(row.version for row in builds if row.engine == spec.name) or "none"
         raise _Failed(
             f"{spec.name} {spec.version} is no build of the package index that this release knows; "
             f"it knows {known}. Ask for one of those, or {WAY_OUT}"

@@ -1,0 +1,3 @@
+from .loopback import index
+
+__all__ = ["index"]
