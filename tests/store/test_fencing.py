@@ -24,6 +24,15 @@ async def test_a_leader_deposed_behind_its_back_writes_nothing(sqlite: SqliteSto
     assert await sqlite.events() == []
 
 
+async def test_a_transaction_holds_the_write_lock_before_it_has_looked(sqlite: SqliteStore) -> None:
+    with (
+        sqlite._writing.begin(),
+        closing(sqlite3.connect(sqlite.path, timeout=0, isolation_level=None)) as other,
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("BEGIN IMMEDIATE")
+
+
 async def test_writes_that_race_with_a_new_leader_come_before_it_or_not_at_all(sqlite: SqliteStore) -> None:
     epoch = await sqlite.lead("old")
     steps = [sqlite.commit(epoch, Change(nodes=[node(f"n{number}")])) for number in range(5)]

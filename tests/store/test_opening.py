@@ -119,13 +119,14 @@ async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Pa
     assert path.read_text() == "model: smollm\n" * 100
 
 
-async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["", "; CREATE TABLE alembic_version AS SELECT '12ab' AS version_num"])
+async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path, script: str) -> None:
     path = tmp_path / "llmgw.db"
     other = sqlite3.connect(path)
-    other.execute("CREATE TABLE bookmarks (url TEXT)")
+    other.executescript(f"CREATE TABLE bookmarks (url TEXT){script}")
     other.close()
     content = path.read_bytes()
-    with pytest.raises(StoreError, match=r"not one that llmgw made \(it has bookmarks\)"):
+    with pytest.raises(StoreError, match=r"not one that llmgw made \(it has .*bookmarks\)"):
         await SqliteStore.open(path)
     assert path.read_bytes() == content
 
@@ -137,8 +138,8 @@ async def test_a_damaged_database_is_refused_and_left_alone(tmp_path: Path) -> N
     await store.commit(epoch, Change(nodes=[node(f"n{number}") for number in range(100)]))
     await store.close()
     content = bytearray(path.read_bytes())
-    for page in range(4, len(content) // 4096):
-        content[page * 4096 : page * 4096 + 64] = b"\xa5" * 64
+    page = content.index(b'{"id":"n50"') // 4096
+    content[page * 4096 : page * 4096 + 64] = b"\xa5" * 64
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"llmgw\.db is damaged: .*restore a backup \(docs/backup\.md\)"):
         await SqliteStore.open(path)

@@ -120,4 +120,4 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
 
 
 TestSqliteAgainstMemory = SqliteAgainstMemory.TestCase
-TestSqliteAgainstMemory.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestSqliteAgainstMemory.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)

@@ -58,12 +58,8 @@ class SqliteStore:
         Raises StoreLocked where another process has the directory, StoreError where the file can't be used.
         """
         _refuse_old_sqlite()
+        # In one go: whoever is cancelled meanwhile must not give the lock back under a migration that still runs.
         lock = await asyncio.to_thread(_claim, path)
-        try:
-            await asyncio.to_thread(prepare, path)
-        except BaseException:
-            lock.release()
-            raise
         return cls(path, lock, events_kept=events_kept, prune_every=prune_every)
 
     async def lead(self, holder: str) -> int:
@@ -235,7 +231,7 @@ def _refuse_old_sqlite() -> None:
 
 
 def _claim(path: Path) -> DirectoryLock:
-    """Make the directory and the file where missing, and lock the directory."""
+    """Lock the directory, and make it and the database in it what they should be."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -243,9 +239,13 @@ def _claim(path: Path) -> DirectoryLock:
     lock = DirectoryLock.acquire(path.parent)
     try:
         _make_private(path)
+        prepare(path)
     except OSError as error:
         lock.release()
         raise file_error(error, path, "open the store") from error
+    except BaseException:
+        lock.release()
+        raise
     return lock
 
 

@@ -9,7 +9,6 @@ from llmgw.store.schema import metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
-    transactional_ddl=True,
     render_as_batch=True,
 )
 context.run_migrations()
