@@ -109,6 +109,7 @@ class Engine:
         self._arrived = asyncio.Condition()
         self._taken = 0
         self._writers: set[asyncio.StreamWriter] = set()
+        self._scripts: set[asyncio.Future[None]] = set()
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -130,6 +131,8 @@ class Engine:
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
+            for script in list(self._scripts):
+                script.cancel()
             await self._server.wait_closed()
             async with asyncio.timeout(DEADLINE_S), self._arrived:
                 await self._arrived.wait_for(lambda: not self._writers)
@@ -175,6 +178,7 @@ class Engine:
             self.calls.append(call)
             self._arrived.notify_all()
         script = asyncio.ensure_future(self.script(call))
+        self._scripts.add(script)
         watch = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait((script, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -184,6 +188,7 @@ class Engine:
             if not call.gone.is_set():
                 watch.cancel()
             results = await asyncio.gather(script, watch, return_exceptions=True)
+            self._scripts.discard(script)
         failure = results[0]
         if isinstance(failure, BaseException) and not isinstance(failure, ConnectionError | asyncio.CancelledError):
             raise failure

@@ -30,7 +30,7 @@ _Said = TypeVar("_Said")
 
 
 class Feed:
-    """Feeds a gateway. ``load`` before anything is served, then ``start``; ``keep`` runs until cancelled."""
+    """Feeds a gateway. ``load`` before anything is served, then ``start``; ``keep`` runs until ``stop``."""
 
     def __init__(self, gateway: Gateway, settings: GatewaySettings) -> None:
         self._gateway = gateway
@@ -40,6 +40,7 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self._frame: Routes | None = None
         self._unsaved = asyncio.Event()
+        self._stopping = False
         self._link: LinkClient | None = None
         self._instance = uuid.uuid4().hex
         self._fingerprint = _fingerprint()
@@ -88,17 +89,22 @@ class Feed:
         self._link.start()
 
     async def stop(self) -> None:
+        """Ends the link, and ``keep`` once the newest table is on disk."""
         if self._link is not None:
             await asyncio.to_thread(self._link.stop)
+        self._stopping = True
+        self._unsaved.set()
 
     async def keep(self) -> None:
         """Writes each new table to disk, off the loop; the newest only, where they come faster than the disk."""
-        while True:
+        saved: Routes | None = None
+        while not self._stopping or saved is not self._frame:
             await self._unsaved.wait()
             self._unsaved.clear()
             frame = self._frame
-            if frame is None:
+            if frame is None or frame is saved:
                 continue
+            saved = frame
             try:
                 await asyncio.to_thread(self._file.save, frame, time.time())
             except OSError as error:

@@ -207,6 +207,8 @@ class Gateway(Gauges):
 
     async def _drained(self, limit_s: float) -> None:
         """Returns when nothing is left, the limit is over, or ``stop_now`` was called."""
+        if not self.active and not self.connections:
+            return
         self._idle.clear()
         waits = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(self._end_now.wait())]
         try:

@@ -123,11 +123,11 @@ async def _serve(settings: GatewaySettings) -> None:
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLD)
         async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(feed.keep())
+            tasks.create_task(feed.keep())
             await stop.wait()
             _log.info("stopping", in_flight=len(gateway.active), limit_s=settings.drain_s)
             await gateway.stop()
-            keeping.cancel()
+            await feed.stop()
     finally:
         await feed.stop()
         await ops.stop()
