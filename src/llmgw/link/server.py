@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
-from aiohttp import WSMessage, WSMsgType, web
+from aiohttp import WebSocketError, WSMessage, WSMsgType, web
 
 from llmgw.link.listener import Listener, bind, host_port
 from llmgw.link.messages import (
@@ -150,12 +150,13 @@ class LinkServer:
             await self._refuse(ws, verdict, identity, address, hello.id)
             return
         peer = self._welcome(verdict, hello, identity)
-        why = "the connection broke"
+        why, last = "the connection broke", None
         try:
             why, last = await self._converse(ws, peer)
-            await self._farewell(ws, why, last)
         finally:
+            # Before the farewell, which may take its time: the peer is gone now.
             self._forget(peer, why)
+        await self._farewell(ws, why, last)
 
     async def _hello(self, ws: web.WebSocketResponse, identity: PeerIdentity, address: str) -> Hello | None:
         """The peer's first frame; None where it gave none, or was refused for it."""
@@ -332,12 +333,15 @@ class LinkServer:
 
 
 async def _ending(peer: Peer, part: Coroutine[None, None, str]) -> None:
-    """One half of a conversation: whichever ends first ends the session."""
-    why = "the connection broke"
+    """One half of a conversation: whichever ends first ends the session, and neither takes the handler with it."""
     try:
-        why = await part
-    finally:
-        peer.end(why)
+        peer.end(await part)
+    except (OSError, RuntimeError):
+        # What aiohttp raises where it writes (a pong, say) to a connection that is closing.
+        peer.end("the connection broke")
+    except Exception:
+        log.exception("a session failed", role=peer.role, id=peer.id, session=peer.session)
+        peer.close("the control plane failed at this session; its log says why")
 
 
 def _malformed(words: str, address: str) -> Refusal:
@@ -349,6 +353,8 @@ def _why_closed(message: WSMessage) -> str:
     kind, data, extra = message.type, message.data, message.extra
     if kind is WSMsgType.BINARY:
         return "it sent a binary frame; text frames were expected"
+    if isinstance(data, WebSocketError):
+        return f"it sent what can't be taken: {data}"
     if kind is WSMsgType.ERROR:
         return f"the connection broke: {data}"
     if kind is WSMsgType.CLOSE:
