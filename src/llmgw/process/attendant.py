@@ -27,17 +27,25 @@ _IGNORED = (
 )
 
 
-def make_pipe(record_dir: str | Path, who: Account | None) -> Path:
-    """The named pipe that the program writes to.
+def make_pipe(record_dir: str | Path, who: Account | None) -> tuple[int, int]:
+    """Make the named pipe that the program writes to, and open both ends: ours, and the program's.
 
     Each side opens it for reading *and* writing: the program is never told that nobody reads (SIGPIPE) when a reaper
-    is killed, and its successor finds the pipe again by name.
+    is killed, and its successor finds the pipe again by name. Ours is open before the program runs, since a pipe that
+    nobody holds forgets what is in it.
     """
     path = path_of(record_dir, "output")
     os.mkfifo(path, 0o600)
     if who is not None:
         os.chown(path, who.uid, who.gid)  # programs open /dev/stderr by its name
-    return path
+    return open_pipe(path), os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def open_pipe(path: Path) -> int:
+    ours = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    with suppress(OSError):
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return ours
 
 
 class Attendant:
@@ -65,11 +73,9 @@ class Attendant:
     def _note_child(self, *_: object) -> None:
         self.child_ended = True
 
-    def take_output(self, pipe: Path, log_path: str, limit_bytes: int, kept: int) -> None:
+    def take_output(self, pipe: int, log_path: str, limit_bytes: int, kept: int) -> None:
         """From here on output is taken. Starts a thread: forking is over."""
-        self._output = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(OSError):
-            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._output = pipe
         self._writer = OutputWriter(RotatingFile(log_path, limit_bytes, kept))
 
     def wait_for_news(self, timeout_s: float | None, *others: int) -> None:

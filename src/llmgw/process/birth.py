@@ -15,6 +15,7 @@ from llmgw.process.record import DetachedSpec
 
 def run_program(spec: DetachedSpec, who: Account | None, output: int, go: int, error: int) -> NoReturn:
     """In the child: wait until we are on record, become the program. Words on ``error`` where that fails."""
+    as_user = "" if who is None else f" (as {who.name})"
     try:
         if os.read(go, 1) != b"g":
             os._exit(1)  # the reaper died before it could write us down
@@ -24,7 +25,7 @@ def run_program(spec: DetachedSpec, who: Account | None, output: int, go: int, e
     except StartError as failed:
         os.write(error, str(failed).encode())
     except OSError as failed:
-        os.write(error, f"{spec.argv[0]} can't be run: {failed.strerror or failed} ({_about(spec, who)})".encode())
+        os.write(error, f"{spec.argv[0]} can't be run: {failed.strerror or failed}{as_user}".encode())
     except BaseException as failed:
         os.write(error, f"{spec.argv[0]} can't be run: {type(failed).__name__}: {failed}".encode())
     os._exit(127)
@@ -46,12 +47,11 @@ def _settle(spec: DetachedSpec, who: Account | None, output: int) -> None:
     if who is not None:
         become(who)
     linux.set_no_new_privileges()
-    os.chdir(spec.cwd)
+    user = "the program's user" if who is None else who.name
     closed = view.unreadable(spec.reads)
     if closed is not None:
-        user = "the program's user" if who is None else who.name
         raise StartError(f"{user} may not read {closed}; give it read access, or put it where it has")
-
-
-def _about(spec: DetachedSpec, who: Account | None) -> str:
-    return f"in {spec.cwd}" if who is None else f"as {who.name} in {spec.cwd}"
+    try:
+        os.chdir(spec.cwd)
+    except OSError as error:
+        raise StartError(f"{user} can't enter the directory to run in, {spec.cwd}: {error.strerror}") from None

@@ -14,15 +14,17 @@ from pathlib import Path
 
 from llmgw.process import output, units
 from llmgw.process.errors import RecordError, StartError, StopError
-from llmgw.process.identity import NONCE, Identity, alive, holders, send_signal
+from llmgw.process.identity import NONCE, Identity, alive, boot_id, holders, send_signal
 from llmgw.process.record import (
     DetachedSpec,
     ExitRecord,
     Record,
+    is_settled,
     lock_is_held,
     path_of,
     read_exit,
     read_record,
+    take_back,
     void_spec,
     write_exit,
     write_spec,
@@ -113,7 +115,7 @@ class Detached:
         if ended.seen:
             return
         deadline = time.monotonic() + _KILLED_S
-        while left := await asyncio.to_thread(holders, self.record.program.nonce):
+        while left := await asyncio.to_thread(self._holders):
             for process in left:
                 send_signal(process, signal.SIGKILL)
             if time.monotonic() > deadline:
@@ -130,7 +132,7 @@ class Detached:
         return ended
 
     def _hangs(self) -> StopError:
-        left = ", ".join(str(process.pid) for process in holders(self.record.program.nonce))
+        left = ", ".join(str(process.pid) for process in self._holders())
         return StopError(
             f"{self.record.argv[0]} (pid {self.pid}) was killed and is still there (pids {left}): it hangs in the "
             "kernel, most likely in a device driver; see `dmesg`. If it does not go, the machine has to be restarted"
@@ -160,8 +162,13 @@ class Detached:
         if self._reaper_alive() and send_signal(self.record.reaper, number):
             return
         direct = signal.SIGKILL if number is signal.SIGUSR1 else number
-        for process in holders(self.record.program.nonce):
+        for process in self._holders():
             send_signal(process, direct)
+
+    def _holders(self) -> tuple[Identity, ...]:
+        """Everything that carries the program's nonce; nobody after a restart of the machine."""
+        program = self.record.program
+        return holders(program.nonce) if program.boot_id == boot_id() else ()
 
 
 def start(spec: DetachedSpec) -> Detached:
@@ -224,13 +231,26 @@ def _decided(record_dir: str | Path) -> Detached:
         ended, record = read_exit(record_dir), read_record(record_dir)
         if ended is not None and ended.error is not None:
             raise StartError(ended.error)
-        if record is not None and not path_of(record_dir, "claimed").exists():
+        if record is not None and (is_settled(record_dir) or not held):
             return Detached(record_dir, record)
         if not held:
             raise StartError(f"the reaper ended before it had started anything: {_complaint(record_dir)}")
         if time.monotonic() > deadline:
-            raise StartError(f"the reaper did not get to starting anything within {_CLAIMED_S:g} s; see {record_dir}")
+            raise _given_up(record_dir)
         time.sleep(_LOOK_S)
+
+
+def _given_up(record_dir: str | Path) -> StartError:
+    """Take back a start that does not come to an end, so that it is not obeyed when nobody expects it any more."""
+    take_back(record_dir)
+    record = read_record(record_dir)
+    if record is not None:
+        send_signal(record.reaper, signal.SIGUSR1)
+        send_signal(record.program, signal.SIGKILL)
+    return StartError(
+        "the start did not come to an end and was given up: most likely a file system that it needs does not answer; "
+        f"see {record_dir}"
+    )
 
 
 def _complaint(record_dir: str | Path) -> str:

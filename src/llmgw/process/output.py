@@ -240,13 +240,18 @@ class Follower:
         self._file: BinaryIO | None = None
         self._partial = b""
         self._first: list[str] = []
-        with suppress(FileNotFoundError):
-            self._file = self._path.open("rb")
+        there = files(self._path)
+        with suppress(FileNotFoundError, IndexError):
+            self._file = there[-1].open("rb")  # right after a turning over, the youngest is not the current one
             end = _whole_lines_end(self._file)
             self._first = _last_lines(self._file, lines, end)
             self._file.seek(end)
-            if len(self._first) < lines:
-                self._first[:0] = self._older(lines - len(self._first))
+            for path in reversed(there[:-1]):
+                if len(self._first) >= lines:
+                    break
+                with path.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    self._first[:0] = _last_lines(file, lines - len(self._first), size)
 
     def read(self, *, final: bool = False) -> Iterator[str]:
         """The lines that came since; with ``final`` also the last one that has no line end."""
@@ -267,13 +272,6 @@ class Follower:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _older(self, lines: int) -> list[str]:
-        found: list[str] = []
-        for path in reversed(files(self._path)[:-1]):
-            with suppress(FileNotFoundError), path.open("rb") as file:
-                found[:0] = _last_lines(file, lines - len(found), os.fstat(file.fileno()).st_size)
-        return found
 
     def _drain(self) -> Iterator[str]:
         while self._file is not None and (block := self._file.read(_BLOCK_BYTES)):

@@ -33,9 +33,10 @@ from llmgw.process.record import (
     ExitRecord,
     Record,
     claim_spec,
+    is_taken_back,
     lock_is_held,
-    path_of,
     read_record,
+    settle,
     take_lock,
     write_exit,
     write_record,
@@ -66,8 +67,7 @@ class Reaper(Attendant):
     def start(self) -> None:
         """Start the program and record it. Raises StartError; then nothing runs."""
         who = None if self._spec.user is None else account(self._spec.user)
-        path = make_pipe(self._spec.record_dir, who)
-        program_end = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        pipe, program_end = make_pipe(self._spec.record_dir, who)
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
         error_read, error_write = os.pipe2(os.O_CLOEXEC)
         self._pid = os.fork()
@@ -77,13 +77,14 @@ class Reaper(Attendant):
         for fd in (program_end, go_read, error_write):
             os.close(fd)
         self._write_record()
-        os.write(go_write, b"g")
+        if not is_taken_back(self._spec.record_dir):
+            os.write(go_write, b"g")
         os.close(go_write)
         words = _read_all(error_read)
         if words:
             os.waitpid(self._pid, 0)
             raise StartError(words.decode("utf-8", "replace"))
-        self.take_output(path, self._spec.log_path, self._spec.log_limit_bytes, self._spec.logs_kept)
+        self.take_output(pipe, self._spec.log_path, self._spec.log_limit_bytes, self._spec.logs_kept)
 
     def _write_record(self) -> None:
         spec = self._spec
@@ -152,9 +153,11 @@ class Reaper(Attendant):
 
     def _grace(self) -> None:
         deadline = time.monotonic() + STRAGGLER_GRACE_S
-        for child in self._children():
-            os.kill(child, signal.SIGTERM)
-        while self._children() and time.monotonic() < deadline and not self.kill_now:
+        told: set[int] = set()
+        while (left := set(self._children())) and time.monotonic() < deadline and not self.kill_now:
+            for child in left - told:
+                os.kill(child, signal.SIGTERM)
+            told |= left
             self.wait_for_news(_TICK_S)
             self._reap_orphans()
 
@@ -239,10 +242,9 @@ def reap(record_dir: str, decided: Callable[[], None]) -> None:
         reaper.start()
     except (StartError, OSError) as error:
         write_exit(record_dir, ExitRecord(error=str(error), ended_at=time.time()))
-        with suppress(FileNotFoundError):
-            path_of(record_dir, "claimed").unlink()
         return
     finally:
+        settle(record_dir)
         decided()
     reaper.run()
 

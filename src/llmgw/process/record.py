@@ -142,16 +142,35 @@ def void_spec(record_dir: str | Path) -> bool:
 def write_record(record_dir: str | Path, record: Record) -> None:
     text = json.dumps({"format": _FORMAT, **asdict(record)})
     write_atomically(path_of(record_dir, "record.json"), text)
+
+
+def settle(record_dir: str | Path) -> None:
+    """The start is decided. What was to be started goes: it holds the environment, which may hold secrets."""
     with suppress(FileNotFoundError):
-        path_of(record_dir, "claimed").unlink()  # it holds the environment, which may hold secrets
+        path_of(record_dir, "claimed").unlink()
+
+
+def is_settled(record_dir: str | Path) -> bool:
+    return not path_of(record_dir, "claimed").exists()
+
+
+def take_back(record_dir: str | Path) -> None:
+    """Whoever has claimed the spec is not to run it. The reaper looks once it is on record, and before it runs it."""
+    path_of(record_dir, "void").touch(mode=0o600)
+
+
+def is_taken_back(record_dir: str | Path) -> bool:
+    return path_of(record_dir, "void").exists()
 
 
 def read_record(record_dir: str | Path) -> Record | None:
     """None where there is no record yet. Raises RecordError where it can't be understood."""
     path = path_of(record_dir, "record.json")
     value = _read_json(path)
-    if value is None:
+    if value is None and not path.exists():
         return None
+    if value is None:
+        raise RecordError(f"{path} is empty")
     try:
         return Record(
             program=Identity.from_json(value["program"]),

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from llmgw.process.attendant import Attendant
+from llmgw.process.attendant import Attendant, open_pipe
 from llmgw.process.identity import holders, identify, open_pidfd, send_signal
 from llmgw.process.record import ExitRecord, Record, path_of, write_exit, write_record
 
@@ -28,7 +28,7 @@ class Successor(Attendant):
     def begin(self) -> None:
         """Take the output on, and go on record as the reaper."""
         record = self._record
-        pipe = path_of(self._record_dir, "output")
+        pipe = open_pipe(path_of(self._record_dir, "output"))
         self.take_output(pipe, record.log_path, record.log_limit_bytes, record.logs_kept)
         me = identify(os.getpid(), record.program.nonce)
         write_record(self._record_dir, replace(record, reaper=me))

@@ -34,7 +34,7 @@ def route(path: str) -> Route:
     """Follow an absolute path link by link. Raises StartError where it leads nowhere."""
     links: dict[str, str] = {}
     todo = [part for part in reversed(path.split("/")) if part]
-    here = "/"
+    here, followed = "/", 0
     while todo:
         part = todo.pop()
         if part in (".", ".."):
@@ -48,7 +48,8 @@ def route(path: str) -> Route:
         if not stat.S_ISLNK(mode):
             here = step
             continue
-        if len(links) >= _LINKS_FOLLOWED:
+        followed += 1
+        if followed > _LINKS_FOLLOWED:
             raise StartError(f"{path} is needed but can't be reached: too many links, the last one is {step}")
         links[step] = target = os.readlink(step)
         here = "/" if target.startswith("/") else here
