@@ -1,0 +1,3 @@
+from tests.agent.fetch.loopback import index
+
+__all__ = ["index"]
