@@ -515,7 +515,7 @@ async def test_no_tickets_are_given_and_a_resumed_session_gets_nothing(serve, pk
     assert b"426 Upgrade Required" in answer
     assert session is None or not session.has_ticket
     _, reused, answer = await asyncio.to_thread(ask, session)
-    # OpenSSL resumes a session of TLS 1.2 by its id, without any ticket, and Python can't forbid it: so it gets nothing.
+    # OpenSSL resumes a session of TLS 1.2 by its id, without a ticket, and Python can't forbid it: so it gets nothing.
     assert reused is (version is ssl.TLSVersion.TLSv1_2)
     assert (b"403 Forbidden" in answer) is reused
 

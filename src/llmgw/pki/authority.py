@@ -81,7 +81,10 @@ class Authority:
         key = _read_key(key_path)
         if _public_bytes(key.public_key()) != _public_bytes(certificate.public_key()):
             raise PkiError(f"{key_path} is not the key of {cert_path}: one of the two was replaced")
-        if not facts_of(certificate).cluster:
+        facts = facts_of(certificate)
+        if not facts.is_authority:
+            raise PkiError(f"{cert_path} is not an authority's certificate (it names {facts.common_name!r})")
+        if not facts.cluster:
             raise PkiError(f"{cert_path} was not made by `llmgw ctl cert init-ca`: it names no cluster")
         return cls(directory, certificate, key)
 

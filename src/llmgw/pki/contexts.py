@@ -60,8 +60,7 @@ class Identity:
             ("authority", self.files.ca, self.authority),
         ):
             if now < facts.not_after < now + EXPIRES_SOON:
-                days = (facts.not_after - now).days
-                words.append(f"the {what} {path} expires on {in_words(facts.not_after)} (in {days} days): renew it")
+                words.append(f"the {what} {path} expires on {in_words(facts.not_after)}: renew it before")
         return words
 
 

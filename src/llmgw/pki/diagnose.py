@@ -89,11 +89,11 @@ def server_certificate(
         )
     if code == NOT_YET_VALID:
         when = f" before {in_words(presented.not_before)}" if presented else ""
-        return f"the certificate of {server} is not valid{when}, and {clock}: one of the two clocks is wrong"
+        return f"the certificate of {server} is not valid{when or ' yet'}, and {clock}: one of the two clocks is wrong"
     if code in UNKNOWN_ISSUER:
-        issuer = f" by {issuer_of(presented)}" if presented else ""
+        found = f"was issued by {issuer_of(presented)}, not by" if presented else "is not from"
         return (
-            f"the certificate of {server} was issued{issuer}, not by the authority in {identity.files.ca} "
+            f"the certificate of {server} {found} the authority in {identity.files.ca} "
             f"({authority_of(identity.authority)}): this is another cluster's server, or the authority was made "
             "anew; copy the right ca.pem here"
         )
