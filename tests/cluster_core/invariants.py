@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from llmgw.cluster.capacity import held
 from llmgw.cluster.explain import why
 from llmgw.cluster.lifecycle import RUNNING, STORY_LINES, away
 from llmgw.cluster.model import PORT_BLOCK, Cluster, NodeState, Replica, ReplicaState, ShardState
@@ -32,7 +31,7 @@ def _shared(cluster: Cluster) -> list[str]:
     gpus: Counter[tuple[str, str]] = Counter()
     ports: dict[str, list[int]] = {}
     for replica in cluster.replicas.values():
-        for placement in held(cluster, replica):
+        for placement in replica.placements:
             if away(cluster.nodes.get(placement.node)):
                 continue
             gpus.update((placement.node, uuid) for uuid in placement.gpu_uuids)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from llmgw.cluster.catalog import Profile
-from llmgw.cluster.lifecycle import ENDED, RUNNING, gone
-from llmgw.cluster.model import PORT_BLOCK, Cluster, Gpu, Node, Placement, PortRange, Replica, ReplicaState
+from llmgw.cluster.lifecycle import ENDED
+from llmgw.cluster.model import PORT_BLOCK, Cluster, Gpu, Node, Placement, PortRange
 
 MEMORY_RESERVE_BYTES = 512 << 20
 """Memory of every node that is never given to replicas: for the system and the agent."""
@@ -67,7 +67,7 @@ class Capacity:
         placed: dict[str, list[Placement]] = {}
         self._per_model: dict[tuple[str, str], int] = {}
         for replica in cluster.replicas.values():
-            for placement in held(cluster, replica):
+            for placement in replica.placements:
                 placed.setdefault(placement.node, []).append(placement)
                 self._count(replica.model, placement.node)
         self.rooms = {
@@ -85,14 +85,6 @@ class Capacity:
 
     def _count(self, model: str, node: str) -> None:
         self._per_model[model, node] = self._per_model.get((model, node), 0) + 1
-
-
-def held(cluster: Cluster, replica: Replica) -> Iterator[Placement]:
-    """The placements whose GPUs, memory and ports are not free: also of a generation that has not yet gone."""
-    keeps = replica.state in RUNNING or replica.state is ReplicaState.STOPPING
-    for rank, placement in enumerate(replica.placements):
-        if keeps or not gone(cluster.nodes, replica, rank):
-            yield placement
 
 
 def leftovers(cluster: Cluster, node: Node) -> tuple[str, ...]:

@@ -265,9 +265,9 @@ class StoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One running copy of a model. ``placements[rank]`` is where that rank runs.
+    """One running copy of a model. ``placements[rank]`` is where that rank runs, and what is not free because of it.
 
-    A failed replica keeps the placements of its last generation, and an unplaced one only while ``lost``.
+    A failed replica has placements until its generation is seen to have ended, an unplaced one only while ``lost``.
     """
 
     id: str
@@ -293,6 +293,8 @@ class Replica:
     """host:port of rank 0 while ready; kept here so that a restarted control plane routes before the nodes are back."""
     lost: bool = False
     """True where the generation was not seen to end: its node is lost. Taken up again if the node returns with it."""
+    previous: tuple[Placement, ...] = ()
+    """Placements of the last generation once it has ended: the next one prefers the same node."""
     taken_port: int = 0
     """Block of ports that the last generation found taken; the next one moves on. 0: none."""
     last_exit: Exit | None = None

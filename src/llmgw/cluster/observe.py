@@ -39,6 +39,9 @@ def fold(step: Step, replica: Replica) -> None:
     else:
         if replica.lost:
             _look_for_return(step, replica)
+        elif replica.placements and all_gone(step.nodes, replica):
+            # Seen once, it stays true: the node's stream may break in the next moment.
+            step.put(replace(replica, placements=(), previous=replica.placements))
         _clamp_retry(step, step.replicas[replica.id])
 
 
@@ -167,11 +170,9 @@ def _look_for_return(step: Step, replica: Replica) -> None:
         step.note("replica.adopted", replica.id, f"{replica.id} of {replica.model} is taken up again: {back}")
     elif all_gone(step.nodes, replica):
         why = f"{', '.join(node.id for node in nodes)} is back without generation {replica.generation}"
-        placements = () if replica.state is ReplicaState.UNPLACED else replica.placements
-        settled = replace(
-            told(replica, why, step.now), lost=False, restarts=replica.restarts + 1, placements=placements
-        )
-        step.put(settled)
+        settled = told(replica, why, step.now)
+        ended = replace(settled, lost=False, placements=(), previous=replica.placements)
+        step.put(replace(ended, restarts=replica.restarts + 1))
 
 
 def _clamp_retry(step: Step, replica: Replica) -> None:

@@ -46,29 +46,32 @@ class Planner:
         self._rooms = self._capacity.rooms
         self._held_sources = frozenset(source for room in self._rooms.values() for source in room.weights)
         self._basic: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Rule | None]] = {}
-        self._refused: dict[str, tuple[ModelSpec, Refusal]] = {}
+        self._full: dict[str, ModelSpec] = {}
         self._ranking: _Ranking | None = None
 
     def place(self, spec: ModelSpec, before: Before | None = None) -> Placed | Refusal:
         """The first profile that can be placed, on the best node; or why none can. What is placed is taken."""
-        known = self._refused.get(spec.name)
-        if known is not None and known[0] is spec:
-            return known[1]  # What is free only shrinks, so the answer stands for every further replica.
-        refusals: list[ProfileRefusal] = []
-        for profile in spec.profiles:
-            outcome = self._place_profile(spec, profile, before)
-            if isinstance(outcome, Placement):
-                self._capacity.take(spec.name, outcome)
-                return Placed(profile, (outcome,))
-            refusals.append(outcome)
-        refused = of_model(spec.name, refusals)
-        self._refused[spec.name] = (spec, refused)
-        return refused
+        return self.find(spec, before) or self.refusal(spec)
 
-    def _place_profile(self, spec: ModelSpec, profile: Profile, before: Before | None) -> Placement | ProfileRefusal:
-        why_never = impossible(spec, profile, self._held_sources)
-        if why_never is not None:
-            return ProfileRefusal(profile.name, why_never)
+    def find(self, spec: ModelSpec, before: Before | None = None) -> Placed | None:
+        """As ``place``, without the words."""
+        if self._full.get(spec.name) is spec:
+            return None  # What is free only shrinks, so the answer stands for every further replica.
+        for profile in spec.profiles:
+            placement = self._find(spec, profile, before)
+            if placement is not None:
+                self._capacity.take(spec.name, placement)
+                return Placed(profile, (placement,))
+        self._full[spec.name] = spec
+        return None
+
+    def refusal(self, spec: ModelSpec) -> Refusal:
+        """Why no profile of the model can be placed, as things stand after all that has been placed. Only if so."""
+        return of_model(spec.name, [self._profile_refusal(spec, profile) for profile in spec.profiles])
+
+    def _find(self, spec: ModelSpec, profile: Profile, before: Before | None) -> Placement | None:
+        if impossible(spec, profile, self._held_sources) is not None:
+            return None
         basic = self._basic_rules(profile)
         if before is not None and before.node in self._rooms:
             room = self._rooms[before.node]
@@ -78,9 +81,13 @@ class Planner:
         if self._ranking is None or not self._ranking.is_for(spec, profile):
             self._ranking = _Ranking(self._capacity, basic, spec, profile)
         best = self._ranking.best()
-        if best is not None:
-            return best.placement(profile)
-        return of_nodes(profile.name, self._refusals(spec, profile, basic))
+        return None if best is None else best.placement(profile)
+
+    def _profile_refusal(self, spec: ModelSpec, profile: Profile) -> ProfileRefusal:
+        why_never = impossible(spec, profile, self._held_sources)
+        if why_never is not None:
+            return ProfileRefusal(profile.name, why_never)
+        return of_nodes(profile.name, self._refusals(spec, profile, self._basic_rules(profile)))
 
     def _basic_rules(self, profile: Profile) -> dict[str, Rule | None]:
         key = profile.engine, tuple(sorted(profile.node_selector.items()))

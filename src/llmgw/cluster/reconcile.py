@@ -79,14 +79,20 @@ def _place(step: Step) -> None:
     if not due:
         return
     planner = Planner(step.snapshot())
+    refused: dict[str, tuple[ModelSpec, list[Replica]]] = {}
     for replica in sorted(due, key=lambda replica: (replica.model, replica.number, replica.id)):
         spec = step.cluster.catalog.model(replica.model)
         assert spec is not None, f"{replica.id} should be stopping: {replica.model} is not in the catalog"
-        match planner.place(spec, _before(replica)):
-            case Placed() as placed:
-                _take_place(step, replica, spec, placed)
-            case Refusal() as refusal:
-                _refuse(step, replica, refusal)
+        placed = planner.find(spec, _before(replica))
+        if placed is not None:
+            _take_place(step, replica, spec, placed)
+        else:
+            refused.setdefault(spec.name, (spec, []))[1].append(replica)
+    # In words only now, so that they count what was placed in this very step.
+    for spec, replicas in refused.values():
+        refusal = planner.refusal(spec)
+        for replica in replicas:
+            _refuse(step, replica, refusal)
 
 
 def _may_be_placed(step: Step, replica: Replica) -> bool:
@@ -99,7 +105,7 @@ def _may_be_placed(step: Step, replica: Replica) -> bool:
 
 
 def _before(replica: Replica) -> Before | None:
-    return Before(replica.placements[0].node, replica.taken_port) if replica.placements else None
+    return Before(replica.previous[0].node, replica.taken_port) if replica.previous else None
 
 
 def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -> None:
@@ -110,6 +116,7 @@ def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -
         profile=placed.profile,
         spec=spec,
         placements=placed.placements,
+        previous=(),
         restarts=replica.restarts + (1 if replica.lost else 0),
         retry_at=None,
         lost=False,
@@ -121,9 +128,7 @@ def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -
 
 
 def _refuse(step: Step, replica: Replica, refusal: Refusal) -> None:
-    unplaced = replace(
-        replica, why=refusal.summary, retry_at=None, placements=replica.placements if replica.lost else ()
-    )
+    unplaced = replace(replica, why=refusal.summary, retry_at=None)
     if replica.state is not ReplicaState.UNPLACED:
         unplaced = moved(unplaced, ReplicaState.UNPLACED, refusal.summary, step.now)
     if replica.state is not ReplicaState.UNPLACED or not replica.story:
