@@ -1,0 +1,249 @@
+"""The one writer: what it stores, when it does not, and what it does when the store or its own time fails it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
+from llmgw.cluster.model import (
+    Cluster,
+    Cpu,
+    EngineOnNode,
+    EngineState,
+    Instant,
+    Inventory,
+    NodeState,
+    ReplicaState,
+    Vitals,
+)
+from llmgw.control import fold
+from llmgw.control.plane import Deposed, Plane
+from llmgw.link.messages import Heartbeat, Hello, Observed
+from llmgw.store.base import Change, Fenced, Saved, StoreError
+from llmgw.store.memory import MemoryStore
+
+GIB = 2**30
+SIM = Catalog(
+    models=(ModelSpec(name="m", profiles=(Profile(name="p", engine="sim", memory_bytes=GIB),)),),
+)
+INVENTORY = Inventory(
+    hostname="n1",
+    os="Debian",
+    kernel="6.1",
+    libc="glibc 2.36",
+    cpu=Cpu(model="x", architecture="x86_64", cores=2, extensions=("avx2",)),
+    memory_bytes=16 * GIB,
+    mgmt_addr="127.0.0.1",
+)
+VITALS = Vitals(memory_bytes=16 * GIB, memory_available_bytes=8 * GIB, disk_bytes=GIB, disk_free_bytes=GIB)
+ENGINE = EngineOnNode(name="sim", version="1", state=EngineState.INSTALLED)
+
+
+class Recording(MemoryStore):
+    """The in-memory store, with every step that was written, and a fault to raise instead where one is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[Change] = []
+        self.fault: Exception | None = None
+        self.refused = asyncio.Event()
+
+    async def commit(self, epoch: int, change: Change) -> None:
+        if self.fault is not None:
+            asyncio.get_running_loop().call_soon(self.refused.set)
+            raise self.fault
+        await super().commit(epoch, change)
+        self.changes.append(change)
+
+
+class Time:
+    def __init__(self) -> None:
+        self.at = Instant(1_000_000.0, 5_000.0)
+
+    def __call__(self) -> Instant:
+        return self.at
+
+    def move(self, seconds: float) -> None:
+        self.at = Instant(self.at.wall_s + seconds, self.at.monotonic_s + seconds)
+
+
+class Bench:
+    def __init__(self, plane: Plane, store: Recording, time: Time) -> None:
+        self.plane = plane
+        self.store = store
+        self.time = time
+
+    def join(self, session: int = 1) -> None:
+        hello = Hello(
+            role="node", id="n1", version="0", inventory=INVENTORY, vitals=VITALS, probed=True, engines=(ENGINE,)
+        )
+        self.plane.tell(
+            lambda: self.plane.take(
+                fold.joined(self.plane.cluster.nodes.get("n1"), hello, session, "10.0.0.1:1", self.time())
+            )
+        )
+
+    def beat(self, vitals: Vitals = VITALS) -> None:
+        frame = Heartbeat(epoch=1, session=1, sent_at=0.0, vitals=vitals)
+        self.plane.tell(lambda: self.plane.take(fold.heartbeat(self.plane.cluster.nodes["n1"], frame, self.time())))
+
+    async def settled(self, check: Callable[[], bool]) -> None:
+        """Returns once ``check`` holds after one of the plane's steps."""
+        async with asyncio.timeout(10):
+            while not check():
+                stepped = asyncio.Event()
+                self.plane.on_settled.append(stepped.set)
+                await stepped.wait()
+                self.plane.on_settled.remove(stepped.set)
+
+
+@asynccontextmanager
+async def running(catalog: Catalog = SIM) -> AsyncIterator[Bench]:
+    store, time = Recording(), Time()
+    epoch = await store.lead("test")
+    plane = Plane(Cluster(name="c", catalog=catalog, secret="s"), store=store, epoch=epoch, saved=Saved(), clock=time)
+    task = asyncio.ensure_future(plane.run())
+    try:
+        yield Bench(plane, store, time)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_node_that_joins_is_stored_and_given_a_replica() -> None:
+    async with running() as bench:
+        bench.join()
+        await bench.settled(lambda: bool(bench.plane.cluster.replicas))
+        await bench.settled(lambda: next(iter(bench.plane.cluster.replicas.values())).state is ReplicaState.PLACING)
+        saved = await bench.store.load()
+    assert [node.id for node in saved.nodes] == ["n1"]
+    assert [replica.state for replica in saved.replicas] == [ReplicaState.PLACING]
+    kinds = {event.kind for change in bench.store.changes for event in change.events}
+    assert {"node.registered", "node.ready", "replica.created", "replica.placed"} <= kinds
+
+
+async def test_heartbeats_never_commit() -> None:
+    async with running(Catalog()) as bench:
+        bench.join()
+        await bench.settled(lambda: bench.plane.cluster.nodes.get("n1") is not None)
+        await bench.settled(lambda: bench.plane.cluster.nodes["n1"].state is NodeState.READY)
+        written = len(bench.store.changes)
+        for number in range(20):
+            bench.time.move(0.1)
+            bench.beat(replace(VITALS, memory_available_bytes=number * GIB))
+        await bench.settled(lambda: bench.plane.cluster.nodes["n1"].heard_at_s == bench.time().monotonic_s)
+        assert len(bench.store.changes) == written
+        bench.beat(replace(VITALS, memory_bytes=32 * GIB))
+        await bench.settled(lambda: len(bench.store.changes) > written)
+    words = [event.words for event in bench.store.changes[-1].events]
+    assert words == ["memory 16.0 GiB -> 32.0 GiB"]
+
+
+async def test_progress_of_an_engine_is_shown_and_not_stored() -> None:
+    async with running(Catalog()) as bench:
+        bench.join()
+        await bench.settled(lambda: bench.plane.cluster.nodes.get("n1") is not None)
+        await bench.settled(lambda: bench.plane.cluster.nodes["n1"].state is NodeState.READY)
+
+        def told(percent: int) -> None:
+            engine = EngineOnNode(name="llamacpp", version="b1", state=EngineState.DOWNLOADING, words=f"{percent} %")
+            frame = Observed(epoch=1, session=1, engines=(ENGINE, engine))
+            bench.plane.take(fold.observed(bench.plane.cluster.nodes["n1"], frame, bench.time()))
+
+        bench.plane.tell(lambda: told(1))
+        await bench.settled(lambda: len(bench.plane.cluster.nodes["n1"].engines) == 2)
+        written = len(bench.store.changes)
+        bench.plane.tell(lambda: told(42))
+        await bench.settled(lambda: bench.plane.cluster.nodes["n1"].engines[1].words == "42 %")
+        assert len(bench.store.changes) == written
+
+
+async def test_a_store_that_fails_changes_nothing_and_is_tried_again() -> None:
+    async with running() as bench:
+        bench.store.fault = StoreError("the disk is full")
+        bench.join()
+        async with asyncio.timeout(10):
+            await bench.store.refused.wait()
+        assert bench.plane.trouble == "the disk is full"
+        assert not bench.plane.cluster.replicas
+        bench.store.fault = None
+        await bench.settled(lambda: bool(bench.plane.cluster.replicas))
+        assert bench.plane.trouble is None
+
+
+async def test_a_deposed_leader_stops() -> None:
+    store, time = Recording(), Time()
+    epoch = await store.lead("first")
+    plane = Plane(Cluster(name="c", catalog=SIM, secret="s"), store=store, epoch=epoch, saved=Saved(), clock=time)
+    await store.lead("second")
+    with pytest.raises(Deposed, match="another control plane has taken the lead"):
+        async with asyncio.timeout(10):
+            await plane.run()
+    assert not (await store.load()).replicas
+
+
+async def test_an_answer_comes_after_what_follows_from_it_is_stored() -> None:
+    async with running() as bench:
+        bench.join()
+        await bench.settled(lambda: bool(bench.plane.cluster.replicas))
+
+        async def scale() -> str:
+            await bench.plane.set_scale("m", 3)
+            return "done"
+
+        assert await bench.plane.ask(scale) == "done"
+        assert len((await bench.store.load()).replicas) == 3
+
+
+async def test_a_question_that_fails_is_answered_with_its_error() -> None:
+    async with running() as bench:
+
+        async def fail() -> None:
+            raise StoreError("no")
+
+        with pytest.raises(StoreError, match="no"):
+            await bench.plane.ask(fail)
+
+
+async def test_a_question_of_a_deposed_leader_stops_it() -> None:
+    store, time = Recording(), Time()
+    epoch = await store.lead("first")
+    plane = Plane(Cluster(name="c", secret="s"), store=store, epoch=epoch, saved=Saved(), clock=time)
+    task = asyncio.ensure_future(plane.run())
+    await store.lead("second")
+    with pytest.raises(Fenced):
+        await plane.ask(lambda: plane.set_scale("m", 3))
+    with pytest.raises(Deposed):
+        async with asyncio.timeout(10):
+            await task
+
+
+async def test_who_slept_judges_nobody() -> None:
+    async with running(Catalog()) as bench:
+        bench.join()
+        await bench.settled(lambda: bench.plane.cluster.nodes.get("n1") is not None)
+        await bench.settled(lambda: bench.plane.cluster.nodes["n1"].state is NodeState.READY)
+        bench.time.move(120)
+        bench.plane.tell(lambda: None)
+        await bench.settled(lambda: bench.plane.cluster.grace_until_s > bench.time().monotonic_s)
+        assert bench.plane.cluster.nodes["n1"].state is not NodeState.LOST
+    words = [event.words for change in bench.store.changes for event in change.events]
+    assert "this control plane paused for 120.0 s: every node gets a fresh grace period" in words
+
+
+async def test_a_scale_override_ends_when_the_file_says_another_number() -> None:
+    async with running() as bench:
+        await bench.plane.ask(lambda: bench.plane.set_scale("m", 3))
+        same = replace(SIM, models=(replace(SIM.models[0], aliases=("a",)),))
+        bench.plane.tell(lambda: bench.plane.take_catalog(same, suspect_after_s=15, lost_after_s=30))
+        await bench.settled(lambda: bench.plane.cluster.catalog == same)
+        assert bench.plane.cluster.scale == {"m": 3}
+        other = replace(SIM, models=(replace(SIM.models[0], replicas=2),))
+        bench.plane.tell(lambda: bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30))
+        await bench.settled(lambda: bench.plane.cluster.scale == {})
+        assert (await bench.store.load()).scale == {}
