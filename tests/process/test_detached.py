@@ -280,6 +280,25 @@ def test_a_reaper_killed_before_it_recorded_leaves_no_program(programs: Programs
     assert not (tmp_path / "ran").exists()
 
 
+async def test_a_program_that_overwrites_its_environment_is_still_known_by_its_reaper(programs: Programs) -> None:
+    """Some set their title there, which wipes the nonce out (setproctitle does, unless SPT_NOENV is set)."""
+    script = (
+        "import os, time\n"
+        "fields = open('/proc/self/stat').read().rsplit(')')[1].split()\n"
+        "start, end = int(fields[47]), int(fields[48])\n"
+        "memory = open('/proc/self/mem', 'r+b', 0); memory.seek(start); memory.write(b'x' * (end - start))\n"
+        "os.write(1, b'done\\n'); time.sleep(600)\n"
+    )
+    handle = start(programs.python(script))
+    eventually(lambda: shown(handle, "done"))
+    assert nonce_of(handle.pid) is None
+    again = find(handle.record_dir)
+    assert again is not None
+    assert again.running()
+    assert (await again.stop(10)).signal == "SIGTERM"
+    assert read_stat(handle.pid) is None
+
+
 async def test_a_killed_reaper_has_a_successor(programs: Programs) -> None:
     script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.005; done"
     handle = start(programs.shell(script))
