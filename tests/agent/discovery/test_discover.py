@@ -74,7 +74,7 @@ async def test_this_machine() -> None:
 
 
 async def test_the_same_machine_is_an_equal_value_every_time(machine: Path) -> None:
-    write_script(machine / "nvidia-smi", "exec sleep 600")
+    write_script(machine / "nvidia-smi", "exec sleep 60")
     write_port(machine / "sys/class/infiniband", "mlx5_0", state="2: INIT")
     stated = settings_for(machine, probe_limit_s=0.2)
     first = await discover(stated)
@@ -114,7 +114,7 @@ async def test_an_adapter_that_the_machine_lacks_is_refused_at_the_start_and_sai
 async def test_gpus_whose_driver_hangs_are_kept_as_not_usable_until_it_answers(machine: Path) -> None:
     stated = settings_for(machine)
     before = await discover(stated)
-    write_script(machine / "nvidia-smi", "exec sleep 600")
+    write_script(machine / "nvidia-smi", "exec sleep 60")
     hung = await discover(replace(stated, probe_limit_s=0.3), before)
     assert [gpu.uuid for gpu in hung.gpus] == [gpu.uuid for gpu in before.gpus]
     assert {gpu.problem for gpu in hung.gpus} == {"the driver did not answer the last probe"}

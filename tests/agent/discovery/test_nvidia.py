@@ -167,7 +167,7 @@ async def test_mig_instances_take_the_place_of_their_gpu(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("nvml_first", [True, False])
 async def test_a_hung_driver_is_given_up_in_time(tmp_path: Path, nvml_first: bool) -> None:
-    smi = write_script(tmp_path / "nvidia-smi", "exec sleep 600")
+    smi = write_script(tmp_path / "nvidia-smi", "exec sleep 60")
     report = await look(tmp_path, smi, nvml=nvml_first, limit_s=0.5)
     assert report.gpus is None
     assert any("probe hung" in warning for warning in report.warnings)
@@ -217,7 +217,7 @@ async def test_a_hung_nvml_is_given_up_and_nvidia_smi_not_hung_after_it(
 ) -> None:
     nvml.setenv("NVML_MACHINE", "hang")
     started = tmp_path / "started"
-    smi = write_script(tmp_path / "nvidia-smi", f"touch {started}; exec sleep 600")
+    smi = write_script(tmp_path / "nvidia-smi", f"touch {started}; exec sleep 60")
     report = await look(tmp_path, smi, nvml=True, limit_s=1.0)
     assert report.gpus is None
     assert any("probe hung" in warning for warning in report.warnings)

@@ -60,7 +60,7 @@ async def test_a_program_that_is_not_there_or_not_executable(tmp_path: Path) -> 
 
 async def test_a_hung_program_and_its_grandchild_are_killed_at_the_limit(tmp_path: Path) -> None:
     fifo = tmp_path / "held"
-    program = write_script(tmp_path / "smi", f"trap '' TERM; exec 9>{fifo}; echo partly; sleep 600 & sleep 600; wait")
+    program = write_script(tmp_path / "smi", f"trap '' TERM; exec 9>{fifo}; echo partly; sleep 60 & sleep 60; wait")
     started = time.monotonic()
     with everyone_gone(fifo), pytest.raises(ProbeHung):
         await run_probe("smi", (program,), 0.5)
@@ -69,7 +69,7 @@ async def test_a_hung_program_and_its_grandchild_are_killed_at_the_limit(tmp_pat
 
 async def test_a_grandchild_that_holds_the_output_delays_nothing_and_is_killed(tmp_path: Path) -> None:
     fifo = tmp_path / "held"
-    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 600 & echo done")
+    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 60 & echo done")
     started = time.monotonic()
     with everyone_gone(fifo):
         output = await run_probe("smi", (program,), 60)
@@ -80,7 +80,7 @@ async def test_a_grandchild_that_holds_the_output_delays_nothing_and_is_killed(t
 async def test_a_cancelled_probe_leaves_nothing_behind(tmp_path: Path) -> None:
     fifo, ready = tmp_path / "held", tmp_path / "ready"
     os.mkfifo(ready)
-    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 600 & echo > {ready}; wait")
+    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 60 & echo > {ready}; wait")
     with everyone_gone(fifo):
         async with asyncio.timeout(10):
             probe = asyncio.ensure_future(run_probe("smi", (program,), 60))
@@ -94,7 +94,7 @@ async def test_a_cancelled_probe_leaves_nothing_behind(tmp_path: Path) -> None:
 async def test_a_probe_cancelled_while_it_starts_leaves_nothing_behind(tmp_path: Path, steps: int) -> None:
     fifo, ready = tmp_path / "held", tmp_path / "ready"
     os.mkfifo(ready)
-    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 600 & echo > {ready}; wait")
+    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 60 & echo > {ready}; wait")
     with everyone_gone(fifo):
         async with asyncio.timeout(10):
             probe = asyncio.ensure_future(run_probe("smi", (program,), 60))
