@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from llmgw.gateway.gateway import Gateway
 from llmgw.gateway.settings import GatewaySettings, Timeouts
 from llmgw.link.messages import Routes, RoutesKey
 
-from .client import KEY, Answer, Client, ask
+from .client import DEADLINE_S, KEY, Answer, Client, ask
 from .engine import Engine, Script, completion
 
 TICK_S = 0.01
@@ -39,6 +39,13 @@ def endpoint(engine: Engine, number: int = 0, **more: Any) -> Endpoint:
 
 def table(routes: Iterable[Route], version: int = 1, keys: tuple[RoutesKey, ...] | None = None) -> Routes:
     return Routes(epoch=1, session=1, version=version, routes=tuple(routes), keys=keys or (key(),))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Returns when the condition holds: for what has no event of its own. Fails after DEADLINE_S."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 class House:
@@ -95,11 +102,8 @@ class House:
         async with await Client.open(self.gateway.port) as client:
             return await client.ask(ask() if body is None else body, **how)
 
-    async def until(self, condition: Any) -> None:
-        """Returns when the condition holds: for what has no event of its own."""
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.002)
+    async def until(self, condition: Callable[[], object]) -> None:
+        await until(condition)
 
     async def at_rest(self) -> None:
         """Nothing is in flight, nothing waits: the counters are back to 0."""

@@ -122,7 +122,7 @@ class Engine:
 
     async def start(self) -> None:
         """Opens the listener: on the same port, if it had one before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=2**20)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=2**20, backlog=4096)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -20,7 +20,7 @@ from llmgw.link.server import LinkServer, Peer, RefusedPeer, ServerIdentity
 from llmgw.pki.authority import Authority
 
 from .client import Client, ask
-from .conftest import endpoint, key, table
+from .conftest import endpoint, key, table, until
 from .engine import Engine
 
 
@@ -106,13 +106,6 @@ async def running(how: GatewaySettings) -> AsyncIterator[tuple[Gateway, Feed]]:
         async with asyncio.timeout(10):
             await keeping
         await gateway.stop()
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_table_comes_is_acknowledged_kept_and_outlives_its_control_plane(pki: Path, tmp_path: Path) -> None:

@@ -568,5 +568,5 @@ async def test_a_front_certificate_that_can_not_be_used(tmp_path: Path) -> None:
     gateway = Gateway(
         GatewaySettings(id="g", state_dir=tmp_path, front_cert=tmp_path / "no.pem", front_key=tmp_path / "no-key.pem")
     )
-    with pytest.raises(StartError, match="gateway.tls: .*no.pem"):
+    with pytest.raises(StartError, match=r"gateway\.tls: .*no\.pem"):
         await gateway.start()

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.cluster.model import Endpoint, Route
@@ -84,6 +84,7 @@ def test_suspects_last_but_not_never() -> None:
     assert [take(line) for _ in range(4)] == [preferred, preferred, suspect, suspect]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.one_of(st.none(), st.integers(0, 4))), min_size=1, max_size=6),
     st.integers(1, 30),

@@ -111,8 +111,9 @@ async def test_streams_are_byte_exact_however_they_are_cut(house: House, stream:
 
 async def test_the_request_reaches_the_engine_byte_for_byte(house: House) -> None:
     raw = (
-        b'{ "messages":[{"role":"user","content":"\\u4eac \xf0\x9f\x99\x82"}],"chat_template_kwargs":{"a":{"b":null}},\n'
-        b'"return_token_ids" : true,"priority":-1,"stream_options":null,"max_completion_tokens":1e2,"x\\"y":[],"model":"m"}'
+        b'{ "messages":[{"role":"user","content":"\\u4eac \xf0\x9f\x99\x82"}],"chat_template_kwargs":'
+        b'{"a":{"b":null}},\n"return_token_ids" : true,"priority":-1,"stream_options":null,'
+        b'"max_completion_tokens":1e2,"x\\"y":[],"model":"m"}'
     )
     (engine,) = await house.serve(lambda call: call.json(200, COMPLETION))
     await house.ask(raw)
