@@ -68,7 +68,7 @@ def test_any_text(text: str) -> None:
 
 
 @given(YAML_ISH)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_anything_that_looks_like_yaml(text: str) -> None:
     tried(text)
 
@@ -90,7 +90,7 @@ def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 
 
 @given(st.sampled_from(["server", "agent"]), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_an_example_with_a_few_values_changed(kind: str, data: st.DataObject) -> None:
     tree = copy.deepcopy(SERVER if kind == "server" else AGENT)
     for path in data.draw(st.lists(st.sampled_from(places(tree)), min_size=1, max_size=4)):
