@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import uvloop
 
 from llmgw.link.server import LinkServer
 
@@ -49,7 +50,7 @@ async def dial(pki: Pki) -> AsyncIterator[Callable[..., End]]:
         await asyncio.to_thread(end.client.stop)
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The control plane's own loop."""
+    return uvloop.EventLoopPolicy()

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import uvloop
 from aiohttp import web
 from structlog.testing import capture_logs
 
@@ -32,6 +33,13 @@ from llmgw.pki.names import IdentityError
 from llmgw.version import VERSION
 
 from .ends import DEADLINE_S, Pki, Recorder, client_files, make_end, make_server, server_files
+
+
+@pytest.fixture(scope="module", params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Each loop has a TLS of its own, and fails in its own ways."""
+    return request.param()
+
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 PORT = re.compile(r"127\.0\.0\.1:\d+")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import shutil
 import socket
@@ -328,18 +329,16 @@ async def raw(server: LinkServer, files: ClientIdentity) -> AsyncIterator[aiohtt
     context, _ = client_context(files)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, force_close=True)) as http:
         ws = await http.ws_connect(f"https://127.0.0.1:{server.port}/v1/stream", max_msg_size=0, autoclose=False)
-        sock = ws.get_extra_info("socket")
+        sock = socket.socket(fileno=os.dup(ws.get_extra_info("socket").fileno()))
         try:
             yield ws
         finally:
-            # The socket is closed once its end has been read.
-            with suppress(OSError):
+            with sock, suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+            # The transport closes once its end has been read.
             async with asyncio.timeout(DEADLINE_S):
                 while (await ws.receive()).type not in (WSMsgType.CLOSED, WSMsgType.ERROR):
                     pass
-                while sock.fileno() != -1:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
 
 
 async def last_words(ws: aiohttp.ClientWebSocketResponse) -> Refused:

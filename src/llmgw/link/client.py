@@ -136,7 +136,9 @@ class LinkClient:
     # -- on the link's thread
 
     def _run(self, ready: threading.Event) -> None:
-        asyncio.run(self._main(ready))
+        # Whatever loop the process has chosen for itself: this one's sockets can be shut down from here.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(self._main(ready))
 
     async def _main(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ from llmgw.link.wire import FrameTooLarge, MalformedFrame, decode, encode
 WELCOME_S = 15.0
 SILENT_HEARTBEATS = 3
 FLUSH_S = 2.0
+SHORTEST_HEARTBEAT_S = 0.05
 
 log = structlog.get_logger("llmgw.link")
 
@@ -135,6 +136,7 @@ class Dialogue:
     def _welcomed(self, ws: aiohttp.ClientWebSocketResponse, welcome: Welcome, group: asyncio.TaskGroup) -> None:
         own_s = self._voice.heartbeat_s
         heartbeat_s = min(own_s, welcome.heartbeat_s) if own_s else welcome.heartbeat_s
+        heartbeat_s = max(heartbeat_s, SHORTEST_HEARTBEAT_S)
         self._silent_s = SILENT_HEARTBEATS * heartbeat_s
         self._welcomed_at_s = time.monotonic()
         self._voice.welcomed(self._server, welcome)

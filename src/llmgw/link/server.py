@@ -92,7 +92,7 @@ class LinkServer:
         self._identity = identity
         app = web.Application()
         app.router.add_get(PATH, self._stream)
-        runner = web.AppRunner(app, handle_signals=False, access_log=None)
+        runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=CLOSE_S + 1)
         await runner.setup()
         assert runner.server is not None
         self._runner = runner
@@ -136,6 +136,8 @@ class LinkServer:
         await ws.prepare(request)
         try:
             await self._session(ws, identity, address)
+        except Exception:
+            log.exception("a connection failed", address=address, certificate=identity.common_name)
         finally:
             # A peer that does not read would hold the connection open.
             transport.abort()
