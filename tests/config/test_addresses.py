@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import permutations
 
@@ -17,8 +18,9 @@ from llmgw.config.addresses import (
     parse_server_url,
 )
 from llmgw.config.faults import Refused
-from llmgw.config.names import node_id
+from llmgw.config.names import cluster_name, node_id
 from llmgw.config.sources import parse_download, parse_source
+from llmgw.pki.names import PkiError, check_cluster, check_id
 
 ADDRESSES = st.ip_addresses().map(str)
 HOSTS = ADDRESSES | st.sampled_from(["localhost", "control.lab", "a-1.example", "x"])
@@ -155,15 +157,21 @@ def test_no_sources(text: str) -> None:
         parse_source(text)
 
 
-@pytest.mark.parametrize("text", ["gpu-a-01", "GPU01", "node.lab.example", "7", "a" * 63])
-def test_node_ids(text: str) -> None:
-    assert node_id(text) == text
+NAMES = st.text(alphabet="aZ0-_./ é\n", max_size=5) | st.text("a-", min_size=38, max_size=66) | st.text()
 
 
-@pytest.mark.parametrize("text", ["", "a_b", "-a", "a-", "a..b", "a.", "a/b", "a b", "a" * 64, "ä", "a\n"])
-def test_no_node_ids(text: str) -> None:
-    with pytest.raises(Refused):
-        node_id(text)
+@given(NAMES | st.sampled_from(["ca", "CA-key", "gpu-a-01", "node.lab"]))
+@settings(deadline=None)
+def test_names_in_certificates_are_the_ones_that_files_may_hold(text: str) -> None:
+    for ours, theirs in ((node_id, check_id), (cluster_name, check_cluster)):
+        assert accepts(ours, text, Refused) is accepts(theirs, text, PkiError)
+
+
+def accepts(check: Callable[[str], str], text: str, refusal: type[Exception]) -> bool:
+    try:
+        return check(text) == text
+    except refusal:
+        return False
 
 
 @given(st.text() | st.builds("{}:{}".format, st.text(), st.text()) | st.builds("https://{}".format, st.text()))

@@ -26,9 +26,8 @@ def _named(what: str, pattern: str, longest: int, charset: str) -> Callable[[str
 
 _WORD_SET = "letters, digits, `.`, `_` and `-`, a letter or digit at both ends"
 
-cluster_name = _named(
-    "a cluster's name", r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", 63, "lower-case letters, digits and `-` between them"
-)
+cluster_name = _named("a cluster's name", _WORD, 40, _WORD_SET)
+"""It stands in certificates: ``llmgw.pki`` takes the same names, and the same node ids."""
 _model_name = _named("a model's name", _WORD, 63, _WORD_SET)
 alias = _named(
     "an alias", r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", 128, "letters, digits and any of `._/:@+-`, a letter or digit first"
@@ -43,12 +42,7 @@ label_key = _named(
     "a label's key", r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", 63, "letters, digits, `.`, `_`, `-` and `/`"
 )
 label_value = _named("a label's value", r"\S(?:[^\n\t]*\S)?", 128, "any text of one line, without blanks around it")
-node_id = _named(
-    "a node id, which is its host's name",
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?",
-    63,
-    "letters, digits, `-` and `.`, a letter or digit at both ends",
-)
+_node_id = _named("a node id, which is its host's name", _WORD, 64, _WORD_SET)
 version = _named(
     "a version, such as b10991 or 0.33.0", r"[A-Za-z0-9][A-Za-z0-9._+!-]*", 63, "letters, digits and any of `._+!-`"
 )
@@ -62,6 +56,13 @@ def model_name(text: str) -> str:
     except Refused as refused:
         hint = "an alias may have a `/`: give it a plain name, and this one among its `aliases`"
         raise Refused(refused.expected, hint if "/" in text else refused.hint) from None
+
+
+def node_id(text: str) -> str:
+    """A node's id: the common name of its certificate, and the name of that certificate's files."""
+    if text.lower() in ("ca", "ca-key"):
+        raise Refused("a node id, which is its host's name", f"{text}.pem is a file of the authority's own")
+    return _node_id(text)
 
 
 def sha256(text: str) -> str:
