@@ -350,6 +350,14 @@ async def test_server_certificate_of_the_future_keeps_the_server_from_starting(p
     )
 
 
+async def test_a_running_server_warns_of_its_own_certificate_before_it_expires(serve, pki: Pki, tmp_path: Path):
+    issued = pki.authority.issue_server(["127.0.0.1"], tmp_path, "cp-1", lifetime_s=7 * 86400.0)
+    with capture_logs() as logs:
+        await serve(tls=server_files(issued))
+    (words,) = [entry["why"] for entry in logs if entry["event"] == "identity"]
+    assert plain(words, pki, tmp_path) == "the certificate DIR/server.pem expires on TIME: renew it before"
+
+
 async def test_foreign_server_certificate_keeps_the_server_from_starting(pki: Pki, tmp_path: Path):
     files = replace(Pki.make(tmp_path).server, ca=pki.server.ca)
     assert await no_start(pki, tmp_path, tls=files) == (

@@ -105,9 +105,9 @@ class LinkClient:
     def start(self) -> None:
         """Begin to dial. Raises IdentityError in words where the TLS files can't be used at all."""
         identity, now = read_identity(self._tls), datetime.now(UTC)
-        for words in (*identity.warnings(now), own_certificate(identity, now)):
-            if words:
-                self._log.warning("identity", why=words)
+        problem = own_certificate(identity, now)
+        for words in [problem] if problem else identity.warnings(now):
+            self._log.warning("identity", why=words)
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="link", daemon=True)
         self._thread.start()

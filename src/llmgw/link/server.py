@@ -40,6 +40,7 @@ PATH = "/v1/stream"
 HELLO_S = 10.0
 CLOSE_S = 2.0
 SILENT_HEARTBEATS = 6
+WARN_EVERY_S = 86_400.0
 
 log = structlog.get_logger("llmgw.link")
 
@@ -77,6 +78,7 @@ class LinkServer:
         self._peers: dict[tuple[str, str], Peer] = {}
         self._notices = Notices()
         self._stopping = False
+        self._warn_at_s = 0.0
         self._identity: Identity | None = None
         self._listener: Listener | None = None
         self._runner: web.AppRunner | None = None
@@ -85,11 +87,10 @@ class LinkServer:
         """Listen. Raises IdentityError or ListenError in words; nothing is left open then."""
         now = datetime.now(UTC)
         context, identity = listener_context(self._tls, now)
-        for words in identity.warnings(now):
-            log.warning("identity", why=words)
         sock = bind(*self._listen)
         self.port = sock.getsockname()[1]
         self._identity = identity
+        self._warn_of_own_files()
         app = web.Application()
         app.router.add_get(PATH, self._stream)
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=CLOSE_S + 1)
@@ -261,11 +262,20 @@ class LinkServer:
                 raise MalformedFrame(f"a {frame.type!r} frame is not a peer's to send")
 
     def _beat(self, peer: Peer, frame: Heartbeat) -> None:
+        self._warn_of_own_files()
         refusal = self.registry.serial_refusal(peer.entry)
         if refusal is not None:
             peer.close(refusal.words, refusal.code)
             return
         self._tell(self._delegate.on_heartbeat, peer, frame)
+
+    def _warn_of_own_files(self) -> None:
+        """Once a day: a control plane may run for longer than its certificate lasts."""
+        if self._identity is None or time.monotonic() < self._warn_at_s:
+            return
+        self._warn_at_s = time.monotonic() + WARN_EVERY_S
+        for words in self._identity.warnings(datetime.now(UTC)):
+            log.warning("identity", why=words)
 
     async def _write(self, ws: web.WebSocketResponse, peer: Peer) -> str:
         while True:

@@ -49,7 +49,10 @@ class Identity:
     def warnings(self, now: datetime) -> list[str]:
         """What an operator should mend, though TLS works."""
         words = []
-        mode = stat.S_IMODE(self.files.key.stat().st_mode)
+        try:
+            mode = stat.S_IMODE(self.files.key.stat().st_mode)
+        except OSError:
+            mode = 0
         if mode & 0o077:
             words.append(
                 f"the key {self.files.key} is open to others (mode {mode:04o}): whoever reads it can be "
@@ -61,6 +64,8 @@ class Identity:
         ):
             if now < facts.not_after < now + EXPIRES_SOON:
                 words.append(f"the {what} {path} expires on {in_words(facts.not_after)}: renew it before")
+            if facts.not_after <= now:
+                words.append(f"the {what} {path} expired on {in_words(facts.not_after)}")
         return words
 
 
