@@ -34,15 +34,15 @@ def fold(step: Step, replica: Replica) -> None:
     """Bring one replica up to what its nodes say."""
     if replica.state is ReplicaState.STOPPING:
         finish_stopping(step, replica)
-    elif replica.state in RUNNING:
+        return
+    if replica.state in RUNNING:
         _fold_running(step, replica)
-    else:
-        if replica.lost:
-            _look_for_return(step, replica)
-        elif replica.placements and all_gone(step.nodes, replica):
-            # Seen once, it stays true: the node's stream may break in the next moment.
-            step.put(replace(replica, placements=(), previous=replica.placements))
-        _clamp_retry(step, step.replicas[replica.id])
+    elif replica.lost:
+        _look_for_return(step, replica)
+    replica = step.replicas[replica.id]
+    if replica.state is ReplicaState.FAILED and not replica.lost:
+        _release(step, replica)
+    _clamp_retry(step, step.replicas[replica.id])
 
 
 def finish_stopping(step: Step, replica: Replica) -> None:
@@ -173,6 +173,12 @@ def _look_for_return(step: Step, replica: Replica) -> None:
         settled = told(replica, why, step.now)
         ended = replace(settled, lost=False, placements=(), previous=replica.placements)
         step.put(replace(ended, restarts=replica.restarts + 1))
+
+
+def _release(step: Step, replica: Replica) -> None:
+    """Give up what a failed generation held once it has ended. For good: in the next moment the stream may break."""
+    if replica.placements and all_gone(step.nodes, replica):
+        step.put(replace(replica, placements=(), previous=replica.placements))
 
 
 def _clamp_retry(step: Step, replica: Replica) -> None:

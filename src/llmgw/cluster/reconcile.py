@@ -62,6 +62,8 @@ def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
 def _node_times(cluster: Cluster, node: Node) -> tuple[float, ...]:
     if node.state in (NodeState.LOST, NodeState.REVOKED):
         return ()
+    if node.session is None or node.state is NodeState.SUSPECT:
+        return (lost_at_s(cluster, node),)
     return suspect_at_s(cluster, node), lost_at_s(cluster, node)
 
 

@@ -1,0 +1,135 @@
+"""Which place is the best, and what a replica gets there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.cluster.capacity import choose_gpus
+from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.model import Cluster, Gpu, Vitals
+from llmgw.cluster.placement import Placed, place
+
+from .building import GIB, NOW, cluster, engine, gpu, model, node, only, profile, ready, settled, with_node
+
+
+def where(state: Cluster, spec: ModelSpec) -> str:
+    placed = place(state, spec, NOW)
+    assert isinstance(placed, Placed)
+    return placed.placements[0].node
+
+
+def test_a_node_that_holds_the_weights_comes_first() -> None:
+    spec = model("m", profile(engine="llamacpp", gpus_per_node=1), source="/m.gguf")
+    nodes = [node("a", gpus=1), node("b", gpus=8, weights=("/m.gguf",))]
+    assert where(cluster(nodes, [spec]), spec) == "b"
+
+
+def test_then_the_fewest_gpus_stranded() -> None:
+    nodes = [node("a", gpus=8), node("b", gpus=5), node("c", gpus=6)]
+    assert where(cluster(nodes), model("m", profile(gpus_per_node=4))) == "b"
+    assert where(cluster([node("a", gpus=2, memory_gib=64), node("b")]), model("m", profile(memory_bytes=GIB))) == "b"
+
+
+def test_then_fewer_replicas_of_the_same_model() -> None:
+    spec = model("m", profile(memory_bytes=GIB))
+    state = settled(cluster([node("a", memory_gib=16), node("b", memory_gib=8)], [spec]))
+    assert only(state).placements[0].node == "a"
+    assert where(state, spec) == "b"
+    assert where(state, model("other", profile(memory_bytes=GIB))) == "a"
+
+
+def test_then_more_free_memory_then_the_name() -> None:
+    assert where(cluster([node("a", memory_gib=8), node("b", memory_gib=16)]), model()) == "b"
+    assert where(cluster([node("b"), node("a")]), model()) == "a"
+
+
+def test_profiles_are_tried_in_order() -> None:
+    spec = model("m", profile("big", gpus_per_node=4), profile("small", gpus_per_node=1), profile("cpu"), replicas=4)
+    state = settled(cluster([node("a", gpus=5), node("b")], [spec]))
+    used = sorted(
+        (replica.profile.name, replica.placements[0].node) for replica in state.replicas.values() if replica.profile
+    )
+    assert used == [("big", "a"), ("cpu", "b"), ("cpu", "b"), ("small", "a")]
+
+
+def test_a_shard_gets_exactly_the_gpus_of_its_profile_by_uuid() -> None:
+    spec = model("m", profile(gpus_per_node=3), replicas=2)
+    state = settled(
+        cluster([node("a", gpus=[gpu(i, problem="GPU is lost" if i == 1 else None) for i in range(8)])], [spec])
+    )
+    held = sorted(replica.placements[0].gpu_uuids for replica in state.replicas.values())
+    assert held == [("GPU-0", "GPU-2", "GPU-3"), ("GPU-4", "GPU-5", "GPU-6")]
+
+
+def test_memory_is_what_the_heartbeat_says_last() -> None:
+    spec = model("m", profile(memory_bytes=12 * GIB))
+    state = settled(cluster([node("a", memory_gib=8)], [spec]))
+    assert only(state).why == "a: 7.5 GiB of memory free, 12 GiB needed"
+    vitals = Vitals(memory_bytes=32 * GIB, memory_available_bytes=GIB, disk_bytes=0, disk_free_bytes=0)
+    state = settled(with_node(state, "a", vitals=vitals))
+    assert only(state).placements[0].memory_bytes == 12 * GIB
+
+
+def test_blocks_of_ports_do_not_overlap_also_after_the_range_was_moved() -> None:
+    state = ready(cluster([node("a", ports="20000-20999")], [model("m", replicas=2)]))
+    moved = node("a", ports="20050-20999", shards=state.nodes["a"].shards)
+    placed = place(with_node(state, "a", inventory=moved.inventory), model("n"), NOW)
+    assert isinstance(placed, Placed)
+    assert placed.placements[0].port == 20250
+
+
+@pytest.mark.parametrize(
+    ("groups", "wanted", "chosen"),
+    [
+        ((0, 0, 0, 0, 1, 1, 1, 1), 4, (0, 1, 2, 3)),
+        ((0, 0, 0, 1, 1, 1, 1), 4, (3, 4, 5, 6)),
+        ((0, 0, 0, 0, 1, 1), 2, (4, 5)),
+        ((0, 0, 0, 1, 1), 4, (0, 1, 2, 3)),
+        ((None, None, None), 2, (0, 1)),
+        ((0, 0), 0, ()),
+    ],
+)
+def test_gpus_are_taken_from_one_nvlink_group_where_one_suffices(
+    groups: tuple[int | None, ...], wanted: int, chosen: tuple[int, ...]
+) -> None:
+    gpus = [gpu(index, nvlink_group=group) for index, group in enumerate(groups)]
+    assert tuple(found.index for found in choose_gpus(gpus, wanted)) == chosen
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8), st.integers(0, 8), st.randoms())
+def test_the_choice_of_gpus_is_exact_and_does_not_hang_on_their_order(
+    groups: list[int | None], wanted: int, random: object
+) -> None:
+    gpus: list[Gpu] = [gpu(index, nvlink_group=group) for index, group in enumerate(groups)]
+    wanted = min(wanted, len(gpus))
+    chosen = choose_gpus(gpus, wanted)
+    assert len(set(chosen)) == wanted
+    assert choose_gpus(reversed(gpus), wanted) == chosen
+    if any(groups.count(group) >= wanted for group in groups):
+        assert len({found.nvlink_group for found in chosen}) <= 1
+
+
+def test_two_replicas_of_one_step_do_not_take_the_same_place() -> None:
+    specs = [model("a", profile(gpus_per_node=2), replicas=2), model("b", profile(gpus_per_node=1), replicas=9)]
+    state = settled(cluster([node("n1", gpus=4), node("n2", gpus=4)], specs))
+    held = [
+        (placement.node, uuid)
+        for replica in state.replicas.values()
+        for placement in replica.placements
+        for uuid in placement.gpu_uuids
+    ]
+    assert len(held) == len(set(held)) == 8
+    assert (
+        sum(
+            replica.why == "2 nodes: 2 short of GPUs; nearest n1: 0 of 4 GPUs free, 1 needed"
+            for replica in state.replicas.values()
+        )
+        == 5
+    )
+
+
+def test_an_engine_that_is_there_but_not_usable_is_no_engine() -> None:
+    spec = model("m", profile(engine="llamacpp"), source="/m")
+    assert where(cluster([node("a", engines=()), node("b", engines=(engine("llamacpp"),))]), spec) == "b"
