@@ -115,7 +115,7 @@ def settled(state: Cluster, now: Instant = NOW) -> Cluster:
     return after
 
 
-def with_node(state: Cluster, name: str, **changes: Any) -> Cluster:
+def with_node(state: Cluster, name: str, /, **changes: Any) -> Cluster:
     return replace(state, nodes={**state.nodes, name: replace(state.nodes[name], **changes)})
 
 
