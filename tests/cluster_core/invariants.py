@@ -76,13 +76,15 @@ def _routable(cluster: Cluster) -> list[str]:
 
 def _gpu_counts(cluster: Cluster) -> list[str]:
     """4. A shard has exactly the GPUs that its profile states."""
-    return [
-        f"4: {replica.id} has {len(placement.gpu_uuids)} GPUs, not {replica.profile.gpus_per_node}"
-        for replica in cluster.replicas.values()
-        for placement in replica.placements
-        if replica.profile is None
-        or not len(set(placement.gpu_uuids)) == len(placement.gpus) == replica.profile.gpus_per_node
-    ]
+    found = []
+    for replica in cluster.replicas.values():
+        stated = replica.profile.gpus_per_node if replica.profile is not None else None
+        found += [
+            f"4: {replica.id} has GPUs {placement.gpu_uuids}, not {stated}"
+            for placement in replica.placements
+            if not len(set(placement.gpu_uuids)) == len(placement.gpus) == stated
+        ]
+    return found
 
 
 def _too_many(cluster: Cluster) -> list[str]:

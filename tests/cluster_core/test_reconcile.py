@@ -194,6 +194,15 @@ def test_the_next_generation_waits_for_its_backoff_and_for_the_end_of_the_last()
     assert desired(state, "n1")[0].generation == 2
 
 
+def test_what_a_failed_replica_gave_up_it_does_not_hold_again_when_the_stream_breaks() -> None:
+    state = failed(one())
+    state = settled(with_node(state, "n1", shards=()))
+    state = settled(with_catalog(state, *state.catalog.models, model("x", profile(gpus_per_node=2))))
+    assert only(state, "x").placements[0].gpu_uuids == ("GPU-0", "GPU-1")
+    state = settled(with_node(state, "n1", session=None), later(0.5))
+    assert [len(replica.placements) for replica in state.replicas.values()].count(1) == 1
+
+
 def test_absence_is_no_proof_before_the_node_has_caught_up() -> None:
     state = settled(cluster([node("n1", gpus=2)], [model("m", profile(gpus_per_node=2))]))
     state = settled(with_catalog(with_node(state, "n1", caught_up=False), model("x", profile(gpus_per_node=2))))

@@ -7,8 +7,9 @@ Engines are physical here: the world knows which process holds which GPU and por
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from llmgw.cluster.actions import PutNode
 from llmgw.cluster.catalog import Catalog
@@ -346,8 +347,15 @@ def _shuffled(cluster: Cluster) -> Cluster:
     """The same cluster, with its mappings in another order."""
     return replace(
         cluster,
-        nodes=dict(reversed(cluster.nodes.items())),
-        replicas=dict(reversed(cluster.replicas.items())),
-        scale=dict(reversed(cluster.scale.items())),
-        replicas_made=dict(reversed(cluster.replicas_made.items())),
+        nodes=_backwards(cluster.nodes),
+        replicas=_backwards(cluster.replicas),
+        scale=_backwards(cluster.scale),
+        replicas_made=_backwards(cluster.replicas_made),
     )
+
+
+T = TypeVar("T")
+
+
+def _backwards(mapping: Mapping[str, T]) -> dict[str, T]:
+    return dict(reversed(list(mapping.items())))

@@ -23,15 +23,34 @@ from llmgw.cluster.scaling import by_model, wanted
 
 
 def desired(cluster: Cluster, node_id: str) -> tuple[DesiredShard, ...]:
-    """All shards that the node should run now, in the order of their ids."""
+    """All shards that the node should run now, in the order of their ids. For many nodes use ``desired_by_node``."""
+    here = [
+        (replica, rank)
+        for replica in cluster.replicas.values()
+        for rank, placement in enumerate(replica.placements)
+        if placement.node == node_id
+    ]
+    return _desired(cluster, node_id, here)
+
+
+def desired_by_node(cluster: Cluster) -> dict[str, tuple[DesiredShard, ...]]:
+    """``desired`` of every node, in one pass over the replicas."""
+    here: dict[str, list[tuple[Replica, int]]] = {node_id: [] for node_id in sorted(cluster.nodes)}
+    for replica in cluster.replicas.values():
+        for rank, placement in enumerate(replica.placements):
+            if placement.node in here:
+                here[placement.node].append((replica, rank))
+    return {node_id: _desired(cluster, node_id, shards) for node_id, shards in here.items()}
+
+
+def _desired(cluster: Cluster, node_id: str, here: list[tuple[Replica, int]]) -> tuple[DesiredShard, ...]:
     node = cluster.nodes.get(node_id)
     if node is None or node.state is NodeState.REVOKED:
         return ()
     return tuple(
         _desired_shard(cluster, replica, rank)
-        for _, replica in sorted(cluster.replicas.items())
-        for rank, placement in enumerate(replica.placements)
-        if placement.node == node_id and _should_run(node, replica, rank)
+        for replica, rank in sorted(here, key=lambda shard: (shard[0].id, shard[1]))
+        if _should_run(node, replica, rank)
     )
 
 

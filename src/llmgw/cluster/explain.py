@@ -13,6 +13,17 @@ from llmgw.cluster.placement import Planner, Refusal
 from llmgw.cluster.scaling import by_model, wanted
 from llmgw.cluster.wording import clock, count
 
+_WORST_FIRST = (
+    ReplicaState.FAILED,
+    ReplicaState.UNPLACED,
+    ReplicaState.PLACING,
+    ReplicaState.PREPARING,
+    ReplicaState.STARTING,
+    ReplicaState.DRAINING,
+    ReplicaState.STOPPING,
+)
+"""Of which replica the summary tells: rather of one that lacks something than of one that is on its way."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWhy:
@@ -86,9 +97,10 @@ def _summary(
     missing = want - sum(replica.state is not ReplicaState.STOPPING for replica in replicas)
     if missing > 0:
         words += f", {missing} not made yet"
-    first = next((line for line in lines if line.state is not ReplicaState.READY), None)
-    if first is not None:
-        words += f"; {first.id}: {first.why}"
+    troubled = [line for line in lines if line.state is not ReplicaState.READY]
+    if troubled:
+        worst = min(troubled, key=lambda line: (_WORST_FIRST.index(line.state), line.id))
+        words += f"; {worst.id}: {worst.why}"
     outdated = sorted({line.outdated for line in lines if line.outdated})
     return "; ".join([words, *outdated])
 

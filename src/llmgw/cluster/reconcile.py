@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llmgw.cluster.actions import Action, CountReplica, Note, PutNode, PutReplica, RemoveReplica
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.derived import desired, routes
+from llmgw.cluster.derived import desired, desired_by_node, routes
 from llmgw.cluster.lifecycle import FORGIVEN_AFTER_S, all_gone, judged, lost_at_s, moved, suspect_at_s, told
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.observe import fold
@@ -15,7 +15,7 @@ from llmgw.cluster.placement import Before, Placed, Planner, Refusal
 from llmgw.cluster.scaling import scale
 from llmgw.cluster.step import Step
 
-__all__ = ["apply", "desired", "next_wake_s", "reconcile", "routes"]
+__all__ = ["apply", "desired", "desired_by_node", "next_wake_s", "reconcile", "routes"]
 
 
 def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
