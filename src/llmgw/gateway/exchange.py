@@ -14,8 +14,9 @@ import structlog
 
 from llmgw.gateway.body import Asked
 from llmgw.gateway.errors import ApiError, normalised
+from llmgw.gateway.headers import without
 from llmgw.gateway.metrics import CLIENT_GONE, Meter
-from llmgw.gateway.relay import Collector, Ending, Framing, PlainRelay, Relay, StreamRelay
+from llmgw.gateway.relay import CUT, LENGTH, WHOLE, Collector, Ending, PlainRelay, Relay, StreamRelay
 from llmgw.gateway.request import Request, engine_head
 from llmgw.gateway.routing import Line
 from llmgw.gateway.settings import GatewaySettings
@@ -29,6 +30,9 @@ COLLECTED_BYTES = 64 * 1024
 BACKOFF_MOST_S = 8.0
 RETRY_AFTER_BUSY_S = 1
 RETRY_AFTER_DOWN_S = 5
+
+_SAID_OF_STREAMS = {b"cache-control"}
+"""Headers of an engine that the gateway says itself for streams."""
 
 _log = structlog.get_logger("llmgw.gateway")
 
@@ -67,7 +71,7 @@ class Answer:
 
     __slots__ = ("body", "lines", "retry_after", "status")
 
-    def __init__(self, status: int, lines: bytes, body: bytes, retry_after: bytes | None) -> None:
+    def __init__(self, status: int, lines: list[bytes], body: bytes, retry_after: bytes | None) -> None:
         self.status = status
         self.lines = lines
         self.body = body
@@ -285,14 +289,12 @@ class Exchange:
         if kind and not kind.startswith(b"text/event-stream"):
             self._plain(connection)
             return
-        lines = [line for line in connection.header_lines if not line.lower().startswith(b"cache-control:")]
-        lines.append(
-            b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
-            % (connection.content_type or b"text/event-stream; charset=utf-8")
-        )
+        lines = without(connection.header_lines, _SAID_OF_STREAMS)
+        lines += (b"content-type: ", connection.content_type or b"text/event-stream; charset=utf-8")
+        lines.append(b"\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n")
         framing = self._request.stream_framing
         self._status = 200
-        self._relay = StreamRelay(self._client, self._request.head(200, b"".join(lines), framing), framing)
+        self._relay = StreamRelay(self._client, self._request.head(200, lines, framing), framing)
         connection.sink = self._first_piece
 
     def _first_piece(self, piece: bytes) -> None:
@@ -310,17 +312,17 @@ class Exchange:
 
     def _plain_relay(self, connection: EngineConnection) -> PlainRelay:
         lines = connection.header_lines
-        lines.append(b"content-type: %b\r\n" % (connection.content_type or b"application/json"))
+        lines += (b"content-type: ", connection.content_type or b"application/json", b"\r\n")
         self._status = status = connection.status
         if connection.content_length is not None or status in (204, 304):
-            framing = Framing.LENGTH
+            framing = LENGTH
             if connection.content_length is not None:
-                lines.append(b"content-length: %b\r\n" % connection.content_length)
+                lines += (b"content-length: ", connection.content_length, b"\r\n")
         else:
             framing = self._request.stream_framing
         if status in (429, 503):
             lines.append(b"retry-after: %b\r\n" % (connection.retry_after or b"%d" % RETRY_AFTER_BUSY_S))
-        relay = PlainRelay(self._client, self._request.head(status, b"".join(lines), framing), framing)
+        relay = PlainRelay(self._client, self._request.head(status, lines, framing), framing)
         self._relay = relay
         return relay
 
@@ -352,9 +354,8 @@ class Exchange:
             return
         if not connection.content_encoding:
             body = normalised(body) or body
-        lines = b"".join(connection.header_lines) + b"content-type: %b\r\n" % (
-            connection.content_type or b"application/json"
-        )
+        lines = connection.header_lines
+        lines += (b"content-type: ", connection.content_type or b"application/json", b"\r\n")
         answer = Answer(status, lines, body, connection.retry_after)
         if status in (429, 503):
             self._turned_away(target, answer)
@@ -384,12 +385,12 @@ class Exchange:
     def _pass_on(self, answer: Answer) -> None:
         lines = answer.lines
         if answer.status in (429, 503):
-            lines += b"retry-after: %b\r\n" % (answer.retry_after or b"%d" % RETRY_AFTER_BUSY_S)
+            lines.append(b"retry-after: %b\r\n" % (answer.retry_after or b"%d" % RETRY_AFTER_BUSY_S))
         elif answer.retry_after is not None:
-            lines += b"retry-after: %b\r\n" % answer.retry_after
-        lines += b"content-length: %d\r\n" % len(answer.body)
+            lines.append(b"retry-after: %b\r\n" % answer.retry_after)
+        lines.append(b"content-length: %d\r\n" % len(answer.body))
         self._status = answer.status
-        self._client.write(self._request.head(answer.status, lines, Framing.LENGTH) + answer.body)
+        self._client.write(self._request.head(answer.status, lines, LENGTH) + answer.body)
         self._close()
         self._client.done()
 
@@ -479,10 +480,10 @@ class Exchange:
             self._failed(target, now, why, timed_out=True)
 
     def _ended(self, ending: Ending) -> None:
-        if ending is not Ending.WHOLE:
+        if ending is not WHOLE:
             self._service.meter.models[self._line.label].truncated += 1
         self._close()
-        if ending is Ending.CUT:
+        if ending is CUT:
             self._client.cut()
         else:
             self._client.done()

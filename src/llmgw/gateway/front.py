@@ -21,8 +21,26 @@ from typing import Protocol, cast
 import httptools
 
 from llmgw.gateway.errors import ApiError
-from llmgw.gateway.headers import REQUEST, Fate, named_in, valid_request_id, without
-from llmgw.gateway.relay import Framing
+from llmgw.gateway.headers import (
+    ACCEPT_ENCODING,
+    API_KEY,
+    AUTHORIZATION,
+    CONNECTION,
+    CONTENT_LENGTH,
+    EXPECT,
+    HOST,
+    ONCE,
+    ORIGIN,
+    PREFLIGHT_HEADERS,
+    REQUEST_ID,
+    SPECIAL,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    named_in,
+    valid_request_id,
+    without,
+)
+from llmgw.gateway.relay import LENGTH
 from llmgw.gateway.request import Request, new_request_id
 from llmgw.gateway.settings import Timeouts
 
@@ -45,6 +63,10 @@ class Phase(Enum):
     LINGERING = "lingering"
     """A refusal has been sent while the client was still sending: what it sends is read and dropped for a while."""
     CLOSING = "closing"
+
+
+# A class' attributes are slow to look up where the class is an Enum.
+IDLE, HEAD, BODY, LINGERING, CLOSING = Phase
 
 
 class Exchange(Protocol):
@@ -83,7 +105,6 @@ class ClientConnection(asyncio.Protocol):
         "_body",
         "_body_bytes",
         "_buffered",
-        "_fates",
         "_fault",
         "_head_bytes",
         "_head_done",
@@ -98,6 +119,7 @@ class ClientConnection(asyncio.Protocol):
         "_request",
         "_service",
         "_since",
+        "_special",
         "_stalled_since",
         "_transport",
         "_url",
@@ -113,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self._ready: deque[Request] = deque()
         """Requests that have come whole and are not begun."""
-        self._phase = Phase.IDLE
+        self._phase = IDLE
         self._since = time.monotonic()
         """Since when the phase lasts; in BODY, since when nothing came."""
         self._fault: ApiError | None = None
@@ -134,7 +156,8 @@ class ClientConnection(asyncio.Protocol):
     def _begin_message(self) -> None:
         self._url = b""
         self._lines: list[bytes] = []
-        self._fates: dict[Fate, bytes] = {}
+        """Of the headers to forward, in parts: name, colon, value, CRLF."""
+        self._special: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._head_done = False
         self._request: Request | None = None
@@ -151,7 +174,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._service.connections.discard(self)
-        self._phase = Phase.CLOSING
+        self._phase = CLOSING
         self._leave()
 
     def pause_writing(self) -> None:
@@ -168,10 +191,10 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
-        if self._last or phase is Phase.CLOSING:
+        if self._last or phase is CLOSING:
             return
-        if phase is Phase.IDLE:
-            self._phase = Phase.HEAD
+        if phase is IDLE:
+            self._phase = HEAD
             self._since = time.monotonic()
         if not self._head_done:
             self._head_bytes += len(data)
@@ -193,7 +216,7 @@ class ClientConnection(asyncio.Protocol):
             self._pump()
 
     def eof_received(self) -> None:
-        self._phase = Phase.CLOSING
+        self._phase = CLOSING
         self._leave()
 
     def _leave(self) -> None:
@@ -235,27 +258,42 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done:
             return  # trailers
-        fate = REQUEST.get(name.lower())
-        if fate is None:
-            self._lines.append(b"%b: %b\r\n" % (name, value))
-        elif fate is Fate.CONNECTION and fate in self._fates:
-            self._fates[fate] += b"," + value
-        elif fate in self._fates and fate in _ONCE:
-            self._fault = ApiError(
-                400, f"the header {name.decode('latin-1')!r} is given more than once", code="bad_request"
-            )
-        elif fate is not Fate.DROP:
-            self._fates[fate] = value
+        lowered = name.lower()
+        if lowered not in SPECIAL:
+            self._lines.extend((name, b": ", value, b"\r\n"))
+        elif lowered in self._special:
+            self._again(lowered, value)
+        else:
+            self._special[lowered] = value
+
+    def _again(self, name: bytes, value: bytes) -> None:
+        if name in ONCE:
+            self._fault = ApiError(400, f"the header {name.decode()!r} is given more than once", code="bad_request")
+        elif name == CONNECTION:
+            self._special[name] += b"," + value
+        else:
+            self._special[name] = value
 
     def on_headers_complete(self) -> None:
         self._head_done = True
         if self._fault is not None:
             return
-        self._fault = self._head_fault()
-        if self._fault is None:
-            self._request = request = self._head()
-            self._service.admit(request)
-            self._phase = Phase.BODY
+        parser, special = self._parser, self._special
+        keep_alive = parser.should_keep_alive()
+        # HTTP/1.0 stays open only where a Connection header asks for it.
+        http10 = (not keep_alive or CONNECTION in special) and parser.get_http_version() == "1.0"
+        self._fault = self._head_fault(http10)
+        if self._fault is not None:
+            return
+        target = self._url
+        path, query = (target, b"") if b"?" not in target and target[:1] == b"/" else _origin_form(target)
+        request = Request(parser.get_method(), path, query, self._lines)
+        request.keep_alive = keep_alive
+        request.http10 = http10
+        self._read_special(request, special)
+        self._request = request
+        self._service.admit(request)
+        self._phase = BODY
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -277,20 +315,19 @@ class ClientConnection(asyncio.Protocol):
         self._ready.append(request)
         if not request.keep_alive:
             self._last = True
-        self._phase = Phase.IDLE
+        self._phase = IDLE
 
     # Reading a head
 
-    def _head_fault(self) -> ApiError | None:
-        fates = self._fates
-        http10 = self._parser.get_http_version() == "1.0"
+    def _head_fault(self, http10: bool) -> ApiError | None:
+        special = self._special
         if self._head_bytes > HEAD_LIMIT_BYTES and self._head_size() > HEAD_LIMIT_BYTES:
             return _head_too_large(len(self._url))
         if len(self._url) > TARGET_LIMIT_BYTES:
             return _target_too_long(len(self._url))
-        coding = fates.get(Fate.TRANSFER_ENCODING)
-        if coding is not None:
-            if Fate.CONTENT_LENGTH in fates or http10:
+        if TRANSFER_ENCODING in special:
+            coding = special[TRANSFER_ENCODING]
+            if CONTENT_LENGTH in special or http10:
                 return ApiError(
                     400,
                     "Transfer-Encoding stands beside Content-Length, or in HTTP/1.0: send one of the two",
@@ -300,47 +337,43 @@ class ClientConnection(asyncio.Protocol):
                 return ApiError(
                     400, f"Transfer-Encoding {coding.decode('latin-1')!r}: only 'chunked' is known", code="bad_request"
                 )
-        if Fate.HOST not in fates and not http10:
+        if HOST not in special and not http10:
             return ApiError(400, "HTTP/1.1 requires a Host header", code="bad_request")
-        if Fate.UPGRADE in fates and (coding is not None or fates.get(Fate.CONTENT_LENGTH, b"0") != b"0"):
+        if UPGRADE in special and (TRANSFER_ENCODING in special or special.get(CONTENT_LENGTH, b"0") != b"0"):
             return ApiError(400, "a request with a body can't be upgraded: leave Upgrade out", code="bad_request")
         return None
 
     def _head_size(self) -> int:
-        return len(self._url) + sum(map(len, self._lines)) + sum(map(len, self._fates.values()))
+        return len(self._url) + sum(map(len, self._lines)) + sum(map(len, self._special.values()))
 
-    def _head(self) -> Request:
-        parser, fates = self._parser, self._fates
-        path, mark, query = _origin_form(self._url).partition(b"?")
-        request = Request(parser.get_method(), path, mark + query, self._lines)
-        request.keep_alive = parser.should_keep_alive()
-        request.http10 = parser.get_http_version() == "1.0"
-        if fates:
-            self._read_fates(request, fates)
-        if not request.request_id:
-            request.request_id = new_request_id()
-        return request
-
-    def _read_fates(self, request: Request, fates: dict[Fate, bytes]) -> None:
-        get = fates.get
-        request_id = get(Fate.REQUEST_ID)
-        if request_id is not None and valid_request_id(request_id):
-            request.request_id = request_id
-        token = get(Fate.AUTHORIZATION)
+    def _read_special(self, request: Request, special: dict[bytes, bytes]) -> None:
+        get = special.get
+        token = get(AUTHORIZATION)
         if token is not None and token[:7].lower() == b"bearer ":
             request.token = token[7:].strip()
-        if not request.token:
-            request.token = get(Fate.API_KEY, b"")
-        request.accept_encoding = get(Fate.ACCEPT_ENCODING)
-        length = get(Fate.CONTENT_LENGTH)
+        length = get(CONTENT_LENGTH)
         if length is not None:
             request.content_length = int(length)
-        if Fate.ORIGIN in fates:
+        encoding = request.accept_encoding = get(ACCEPT_ENCODING)
+        read = (HOST in special) + (token is not None) + (length is not None) + (encoding is not None)
+        if len(special) > read:
+            self._read_rare(request, special)
+        if not request.token:
+            request.token = get(API_KEY, b"")
+        if not request.request_id:
+            request.request_id = new_request_id()
+
+    def _read_rare(self, request: Request, special: dict[bytes, bytes]) -> None:
+        get = special.get
+        request_id = get(REQUEST_ID)
+        if request_id is not None and valid_request_id(request_id):
+            request.request_id = request_id
+        if ORIGIN in special:
             request.cors = True
-            request.preflight_headers = get(Fate.PREFLIGHT_HEADERS)
-        if Fate.EXPECT in fates and not request.http10:
-            request.expects_continue = get(Fate.EXPECT, b"").lower() == b"100-continue"
-        connection = get(Fate.CONNECTION)
+            request.preflight_headers = get(PREFLIGHT_HEADERS)
+        if EXPECT in special and not request.http10:
+            request.expects_continue = get(EXPECT, b"").lower() == b"100-continue"
+        connection = get(CONNECTION)
         if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
             request.forward = without(request.forward, named_in(connection))
 
@@ -383,9 +416,8 @@ class ClientConnection(asyncio.Protocol):
         """A whole answer of the gateway's own. ``lines``: its headers, each ended by CRLF."""
         if self._service.stopping:
             request.keep_alive = False
-        if status != 204:
-            lines += b"content-length: %d\r\n" % len(body)
-        self.write(request.head(status, lines, Framing.LENGTH) + body)
+        length = b"content-length: %d\r\n" % len(body) if status != 204 else b""
+        self.write(request.head(status, [lines, length], LENGTH) + body)
         self.done()
 
     def refuse(self, request: Request, error: ApiError) -> None:
@@ -411,7 +443,7 @@ class ClientConnection(asyncio.Protocol):
             handle = self._transport.get_extra_info("socket")
             if handle is not None:
                 handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._phase = Phase.CLOSING
+        self._phase = CLOSING
         self._transport.abort()
 
     def _end(self) -> None:
@@ -420,16 +452,16 @@ class ClientConnection(asyncio.Protocol):
         self._since = time.monotonic()
         if self._linger:
             # Closing now would reset the connection, and the client might never read why.
-            self._phase = Phase.LINGERING
+            self._phase = LINGERING
             if self._transport.can_write_eof():
                 self._transport.write_eof()
         else:
-            self._phase = Phase.CLOSING
+            self._phase = CLOSING
             self._transport.close()
 
     def stop(self) -> None:
         """The gateway is stopping: a connection that nothing is under way on is closed."""
-        if self.exchange is None and not self._ready and self._phase is Phase.IDLE:
+        if self.exchange is None and not self._ready and self._phase is IDLE:
             self._end()
 
     # Time
@@ -439,16 +471,16 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             return
         limits, lasted, phase = self._service.timeouts, now - self._since, self._phase
-        if phase is Phase.IDLE:
+        if phase is IDLE:
             if lasted >= limits.keep_alive_s:
                 self._end()
-        elif phase is Phase.HEAD:
+        elif phase is HEAD:
             if lasted >= limits.head_s:
                 self._too_slow(f"the request's head did not come within {limits.head_s:g} s")
-        elif phase is Phase.BODY:
+        elif phase is BODY:
             if lasted >= limits.body_stall_s:
                 self._too_slow(f"nothing of the request's body came for {limits.body_stall_s:g} s")
-        elif lasted >= (limits.linger_s if phase is Phase.LINGERING else limits.client_stall_s):
+        elif lasted >= (limits.linger_s if phase is LINGERING else limits.client_stall_s):
             self._transport.abort()
 
     def _too_slow(self, why: str) -> None:
@@ -464,15 +496,13 @@ class ClientConnection(asyncio.Protocol):
         return now - self._stalled_since >= limit_s
 
 
-_ONCE = frozenset((Fate.CONTENT_LENGTH, Fate.TRANSFER_ENCODING, Fate.HOST, Fate.AUTHORIZATION, Fate.API_KEY))
-
-
-def _origin_form(target: bytes) -> bytes:
-    """``/path?query`` of a target that may be absolute, as a client sends it to a proxy."""
-    if target[:1] != b"/" and (target[:7].lower() == b"http://" or target[:8].lower() == b"https://"):
+def _origin_form(target: bytes) -> tuple[bytes, bytes]:
+    """Path and query (with its mark) of a target that may be absolute, as a client sends it to a proxy."""
+    if target[:7].lower() == b"http://" or target[:8].lower() == b"https://":
         slash = target.find(b"/", target.index(b"//") + 2)
-        return target[slash:] if slash >= 0 else b"/"
-    return target
+        target = target[slash:] if slash >= 0 else b"/"
+    path, mark, query = target.partition(b"?")
+    return path, mark + query
 
 
 def _head_too_large(target_bytes: int) -> ApiError:

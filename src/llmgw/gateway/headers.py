@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import re
-from enum import IntEnum
 
+# Of a client's headers, those that the gateway reads itself. None of them is forwarded as it is.
+AUTHORIZATION = b"authorization"
+API_KEY = b"x-api-key"
+REQUEST_ID = b"x-request-id"
+CONTENT_LENGTH = b"content-length"
+TRANSFER_ENCODING = b"transfer-encoding"
+EXPECT = b"expect"
+CONNECTION = b"connection"
+HOST = b"host"
+ACCEPT_ENCODING = b"accept-encoding"
+ORIGIN = b"origin"
+PREFLIGHT_HEADERS = b"access-control-request-headers"
+UPGRADE = b"upgrade"
 
-class Fate(IntEnum):
-    """What happens to a client's header on its way to an engine; any that is not listed is forwarded."""
+SPECIAL = frozenset(
+    (
+        *(AUTHORIZATION, API_KEY, REQUEST_ID, CONTENT_LENGTH, TRANSFER_ENCODING, EXPECT, CONNECTION, HOST),
+        *(ACCEPT_ENCODING, ORIGIN, PREFLIGHT_HEADERS, UPGRADE),
+        # Secrets of the client that are none of the engine's business.
+        *(b"cookie", b"proxy-authorization"),
+        # Hop by hop.
+        *(b"keep-alive", b"proxy-connection", b"te", b"trailer", b"http2-settings"),
+    )
+)
+"""Every other header is forwarded."""
 
-    DROP = 0
-    AUTHORIZATION = 1
-    API_KEY = 2
-    REQUEST_ID = 3
-    CONTENT_LENGTH = 4
-    TRANSFER_ENCODING = 5
-    EXPECT = 6
-    CONNECTION = 7
-    HOST = 8
-    ACCEPT_ENCODING = 9
-    ORIGIN = 10
-    PREFLIGHT_HEADERS = 11
-    UPGRADE = 12
-
-
-REQUEST: dict[bytes, Fate] = {
-    b"authorization": Fate.AUTHORIZATION,
-    b"x-api-key": Fate.API_KEY,
-    b"x-request-id": Fate.REQUEST_ID,
-    b"content-length": Fate.CONTENT_LENGTH,
-    b"transfer-encoding": Fate.TRANSFER_ENCODING,
-    b"expect": Fate.EXPECT,
-    b"connection": Fate.CONNECTION,
-    b"host": Fate.HOST,
-    b"accept-encoding": Fate.ACCEPT_ENCODING,
-    b"origin": Fate.ORIGIN,
-    b"access-control-request-headers": Fate.PREFLIGHT_HEADERS,
-    b"upgrade": Fate.UPGRADE,
-    # Secrets of the client that are none of the engine's business.
-    b"cookie": Fate.DROP,
-    b"proxy-authorization": Fate.DROP,
-    # Hop by hop.
-    b"keep-alive": Fate.DROP,
-    b"proxy-connection": Fate.DROP,
-    b"te": Fate.DROP,
-    b"trailer": Fate.DROP,
-    b"http2-settings": Fate.DROP,
-}
+ONCE = frozenset((CONTENT_LENGTH, TRANSFER_ENCODING, HOST, AUTHORIZATION, API_KEY))
+"""Where two of them could be understood in two ways."""
 
 RESPONSE_DROPPED: frozenset[bytes] = frozenset(
     (
@@ -81,6 +66,10 @@ def named_in(value: bytes) -> set[bytes]:
     return set(_TOKEN_LIST.findall(value.lower()))
 
 
-def without(lines: list[bytes], names: set[bytes]) -> list[bytes]:
-    """``lines`` (``name: value CRLF`` each) but those with one of these names."""
-    return [line for line in lines if line.split(b":", 1)[0].lower() not in names]
+def without(parts: list[bytes], names: set[bytes]) -> list[bytes]:
+    """Header lines in four parts each (name, colon, value, CRLF) but those with one of these names."""
+    kept: list[bytes] = []
+    for at in range(0, len(parts), 4):
+        if parts[at].lower() not in names:
+            kept += parts[at : at + 4]
+    return kept

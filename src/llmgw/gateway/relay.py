@@ -28,12 +28,19 @@ class Framing(Enum):
     """For HTTP/1.0: the answer ends with the connection."""
 
 
+# A class' attributes are slow to look up where the class is an Enum.
+LENGTH, CHUNKED, CLOSE = Framing
+
+
 class Ending(Enum):
     WHOLE = "whole"
     TRUNCATED = "truncated"
     """An error event says so to the client; the connection is whole."""
     CUT = "cut"
     """Nothing could be said any more: the connection must be cut, so that the client does not take it for an end."""
+
+
+WHOLE, TRUNCATED, CUT = Ending
 
 
 class Relay(Protocol):
@@ -62,7 +69,7 @@ class PlainRelay:
     def __init__(self, client: Client, head: bytes, framing: Framing) -> None:
         self._client = client
         self._head = head
-        self._chunked = framing is Framing.CHUNKED
+        self._chunked = framing is CHUNKED
 
     def feed(self, piece: bytes) -> None:
         if self._chunked:
@@ -82,10 +89,10 @@ class PlainRelay:
         self.flush()
         if self._chunked:
             self._client.write(LAST_CHUNK)
-        return Ending.WHOLE
+        return WHOLE
 
     def broken(self, why: str, code: str) -> Ending:
-        return Ending.CUT
+        return CUT
 
 
 class StreamRelay:
@@ -95,7 +102,7 @@ class StreamRelay:
 
     def __init__(self, client: Client, head: bytes, framing: Framing) -> None:
         self._client = client
-        self._chunked = framing is Framing.CHUNKED
+        self._chunked = framing is CHUNKED
         self._part = b""
         """The beginning of an event that has not ended."""
         self._last = self._before_last = b""
@@ -140,7 +147,7 @@ class StreamRelay:
         if self._failed or sse.says_done(last) or sse.says_finished(self._before_last + last):
             self._write(self._part)
             self._finish()
-            return Ending.WHOLE
+            return WHOLE
         if self._part.endswith((b"\n", b"\r")):
             # Whole but for its blank line.
             self._write(self._part + b"\n")
@@ -151,7 +158,7 @@ class StreamRelay:
             self._write(b"\n\n")
         self._write(sse.error_event(f"{why}; what came until here is not the whole answer", code))
         self._finish()
-        return Ending.TRUNCATED
+        return TRUNCATED
 
     def _write(self, data: bytes) -> None:
         if data:

@@ -7,7 +7,7 @@ from itertools import count
 from os import urandom
 
 from llmgw.gateway.errors import REASONS, ApiError
-from llmgw.gateway.relay import Framing
+from llmgw.gateway.relay import CHUNKED, CLOSE, Framing
 from llmgw.link.messages import RoutesKey
 
 _PROCESS = urandom(6).hex().encode()
@@ -58,7 +58,7 @@ class Request:
         self.query = query
         """With its question mark, or empty."""
         self.forward = forward
-        """Header lines for the engine, ``name: value CRLF`` each."""
+        """Headers for the engine, in parts: name, colon, value, CRLF."""
         self.accept_encoding: bytes | None = None
         self.content_length: int | None = None
         self.cors = False
@@ -78,37 +78,41 @@ class Request:
     @property
     def stream_framing(self) -> Framing:
         """For a body of unknown length."""
-        return Framing.CLOSE if self.http10 else Framing.CHUNKED
+        return CLOSE if self.http10 else CHUNKED
 
-    def head(self, status: int, lines: bytes, framing: Framing) -> bytes:
-        """An answer's head, to which ``lines`` (each ended by CRLF) contributes, complete with its blank line."""
-        reason = REASONS.get(status, b"")
-        extra = b"transfer-encoding: chunked\r\n" if framing is Framing.CHUNKED else b""
-        if framing is Framing.CLOSE:
+    def head(self, status: int, lines: list[bytes], framing: Framing) -> bytes:
+        """An answer's head, complete with its blank line. ``lines``: parts of its headers, each line ended by CRLF."""
+        if framing is CHUNKED:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif framing is CLOSE:
             self.keep_alive = False
         if self.cors:
-            extra += CORS
+            lines.append(CORS)
         if not self.keep_alive:
-            extra += b"connection: close\r\n"
+            lines.append(b"connection: close\r\n")
         elif self.http10:
-            extra += b"connection: keep-alive\r\n"
-        return b"HTTP/1.1 %d %b\r\n%bx-request-id: %b\r\n%b\r\n" % (status, reason, lines, self.request_id, extra)
+            lines.append(b"connection: keep-alive\r\n")
+        first = _FIRST_LINES.get(status) or b"HTTP/1.1 %d \r\nx-request-id: " % status
+        return b"".join((first, self.request_id, b"\r\n", *lines, b"\r\n"))
+
+
+_FIRST_LINES = {status: b"HTTP/1.1 %d %b\r\nx-request-id: " % (status, reason) for status, reason in REASONS.items()}
 
 
 def engine_head(request: Request, target_head: bytes, *, identity: bool) -> bytes:
     """The head that an engine gets. ``identity``: the answer is to be read on the way, so it must not be compressed."""
-    encoding = b""
     if identity:
-        encoding = b"accept-encoding: identity\r\n"
+        encoding = b"\r\naccept-encoding: identity\r\n"
     elif request.accept_encoding is not None:
-        encoding = b"accept-encoding: %b\r\n" % request.accept_encoding
-    return b"%b %b%b%bcontent-length: %d\r\nx-request-id: %b\r\n%b%b\r\n" % (
-        request.method,
-        request.path,
-        request.query,
-        target_head,
-        len(request.body),
-        request.request_id,
-        encoding,
-        b"".join(request.forward),
+        encoding = b"\r\naccept-encoding: %b\r\n" % request.accept_encoding
+    else:
+        encoding = b"\r\n"
+    length = b"content-length: %d\r\nx-request-id: " % len(request.body)
+    return b"".join(
+        (
+            *(request.method, b" ", request.path, request.query, target_head),
+            *(length, request.request_id, encoding),
+            *request.forward,
+            b"\r\n",
+        )
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,8 @@ class Table:
     keys: dict[str, RoutesKey]
     """By the key's SHA-256, in hex."""
     frame: Routes
+    seen: dict[bytes, RoutesKey] = field(default_factory=dict, repr=False)
+    """Keys that have been used, as they were sent, to spare their hashing. No more than there are valid ones."""
 
     @staticmethod
     def of(frame: Routes) -> Table:

@@ -82,7 +82,7 @@ class EngineConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self.status = 0
         self.header_lines: list[bytes] = []
-        """``name: value CRLF`` of each header to pass on, but for content-length and content-type."""
+        """Of each header to pass on but content-length and content-type: name, colon, value, CRLF."""
         self.content_type = b""
         self.content_length: bytes | None = None
         self.content_encoding = b""
@@ -206,7 +206,7 @@ class EngineConnection(asyncio.Protocol):
             elif lowered == b"retry-after":
                 self.retry_after = value
                 return
-            self.header_lines.append(b"%b: %b\r\n" % (name, value))
+            self.header_lines.extend((name, b": ", value, b"\r\n"))
 
     def on_headers_complete(self) -> None:
         if self._complete:
