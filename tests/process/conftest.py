@@ -84,4 +84,4 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     run("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk)
     yield disk
-    run("umount", disk)
+    run("umount", "--lazy", disk)

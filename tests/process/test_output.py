@@ -116,6 +116,24 @@ def test_following_sees_every_line_once_and_in_order(lines: list[bytes], limit: 
         assert seen == older + expected
 
 
+def test_what_comes_right_before_a_turning_over_is_not_missed(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    write(path, b"one\n")
+
+    class Slow(Follower):
+        """It has read to the end, and before it looks for a younger file, this one is written to and turns over."""
+
+        def _following(self) -> list[Path]:
+            if not path.with_name("output.log.1").exists():
+                write(path, b"two\n", limit=1)
+                write(path, b"three\n")
+            return super()._following()
+
+    follower = Slow(path, 1)
+    assert list(follower.read()) == ["one", "two", "three"]
+    follower.close()
+
+
 def test_following_begins_before_there_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "output.log"
     follower = Follower(path, 5)
