@@ -17,6 +17,7 @@ import structlog
 
 HANDSHAKE_S = 10.0
 BACKLOG = 1024
+ACCEPT_AGAIN_S = 1.0
 MAX_HANDSHAKES = 256
 """Connections in their handshake at once; more wait in the kernel's queue."""
 
@@ -86,11 +87,11 @@ class Listener:
         while True:
             try:
                 sock, address = await loop.sock_accept(self._sock)
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    continue
                 log.error("no connection can be accepted", why=str(error), do="raise the limit of open files")
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
             else:
                 return sock, host_port(address)
 
