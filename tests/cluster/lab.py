@@ -41,7 +41,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(check: Callable[[], T | None | bool], what: str, within_s: float = 30.0) -> T:
+def eventually(check: Callable[[], T | bool | None], what: str, within_s: float = 30.0) -> T:
     """What ``check`` returns once it is true; fails with ``what`` and the last answer when it is not in time."""
     deadline = time.monotonic() + within_s
     tick = threading.Event()

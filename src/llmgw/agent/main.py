@@ -207,7 +207,7 @@ class Agent:
         while True:
             await asyncio.sleep(REDISCOVER_S)
             try:
-                self._inventory = await discover(settings_of(self._config))
+                self._inventory = await discover(settings_of(self._config), self._inventory)
             except DiscoveryRefused as error:
                 log.error("this machine changed under its configuration; what was known stays", reason=str(error))
             self._dirty.set()

@@ -51,13 +51,18 @@ def run_server(path: Path) -> int:
 def run_gateway(path: Path) -> int:
     from llmgw.gateway.gateway import StartError
     from llmgw.gateway.main import run, settings_of
+    from llmgw.gateway.settings import GatewaySettings
     from llmgw.store import state_dir
     from llmgw.store.base import StoreError
 
     set_up_logging()
     try:
-        config = load_server(path)
-        return run(settings_of(config, state_dir(config.store)))
+
+        def read() -> GatewaySettings:
+            config = load_server(path)
+            return settings_of(config, state_dir(config.store))
+
+        return run(read(), read)
     except (ConfigError, StartError, StoreError) as error:
         return _refuse(error)
 

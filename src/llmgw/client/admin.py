@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,16 +58,19 @@ class AdminClient:
             yield from answer.iter_lines()
 
     def download(self, path: str, to: Path) -> int:
-        """Writes an answer's bytes to a file that must not exist yet; returns how many."""
+        """Writes an answer's bytes to a file (0600, whole or not at all); returns how many."""
         written = 0
         with self._reaching(), self._http.stream("GET", f"api/v1/{path}") as answer:
             if answer.status_code >= 400:
                 answer.read()
                 raise _refusal(answer)
             partial = to.with_name(f"{to.name}.partial")
-            with partial.open("wb") as file:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
                 for piece in answer.iter_bytes():
                     written += file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
             partial.rename(to)
         return written
 

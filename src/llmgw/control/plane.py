@@ -34,7 +34,7 @@ MAX_ROUNDS = 50
 TICK_S = 1.0
 STALL_S = 3.0
 """A pause of our own beyond this gives every node a fresh grace period: who slept can't judge who was silent."""
-RETRY_STORE_S = 1.0
+RETRY_S = 1.0
 
 T = TypeVar("T")
 
@@ -73,9 +73,10 @@ class Plane:
         self._inbox: deque[Callable[[], Awaitable[None] | None]] = deque()
         self._awake = asyncio.Event()
         self._lasting: set[str] = set()
+        self._entered: dict[str, str] = {}
         self._notes: list[Note] = []
         self._answers: list[tuple[asyncio.Future[Any], Any]] = []
-        self._known = dict(cluster.nodes)
+        self._known = cluster.nodes
         """Nodes as they were last stored: what a change is compared with."""
         self._ulids = Ulids(lambda: clock().wall_s, os.urandom, after=last_event)
         self._last_beat_s = clock().monotonic_s
@@ -125,6 +126,11 @@ class Plane:
     def note(self, kind: str, subject: str, words: str) -> None:
         self._notes.append(Note(kind, subject, words))
 
+    def enter_serial(self, serial: str, peer_id: str) -> None:
+        """Store a certificate's first use, with whatever else the next step writes."""
+        self._entered[serial] = peer_id
+        self.note("certificate.entered", peer_id, f"certificate {serial} was seen for the first time and entered")
+
     def take_catalog(self, catalog: Catalog, *, suspect_after_s: float, lost_after_s: float) -> None:
         self.cluster = replace(
             self.cluster, catalog=catalog, suspect_after_s=suspect_after_s, lost_after_s=lost_after_s
@@ -160,8 +166,14 @@ class Plane:
             except Fenced as error:
                 raise Deposed("another control plane has taken the lead; this one stops and changes nothing") from error
             except StoreError as error:
-                self._say_trouble(str(error))
-                await asyncio.sleep(RETRY_STORE_S)
+                self._say_trouble(f"the store can't be written, so nothing new starts and what runs goes on: {error}")
+                await asyncio.sleep(RETRY_S)
+                continue
+            except Exception as error:
+                # What serves must not depend on a decision that fails: said, and tried again.
+                if self._say_trouble(f"a fault of llmgw's own keeps it from deciding: {error!r}; see its log"):
+                    log.exception("a fault of llmgw's own")
+                await asyncio.sleep(RETRY_S)
                 continue
             self._say_trouble(None)
             self._answer()
@@ -173,9 +185,18 @@ class Plane:
         self._awake.clear()
         self._beat()
         while self._inbox:
-            doing = self._inbox.popleft()()
-            if doing is not None:
-                await doing
+            act = self._inbox.popleft()
+            try:
+                doing = act()
+                if doing is not None:
+                    await doing
+            except Fenced:
+                raise
+            except StoreError:
+                self._inbox.appendleft(act)
+                raise
+            except Exception:
+                log.exception("a fault of llmgw's own: one message was not taken up")
 
     async def _step(self) -> None:
         for _ in range(MAX_ROUNDS):
@@ -192,25 +213,27 @@ class Plane:
 
     async def _commit(self, actions: tuple[Action, ...]) -> None:
         after = apply(self.cluster, actions)
-        for node_id in sorted(self._lasting):
-            self._notes += [
-                Note("node.qualifies", node_id, words)
-                for words in now_qualifies(self._settled_before(node_id), after, node_id, self.now())
-            ]
-        notes = [*self._notes, *(action for action in actions if isinstance(action, Note))]
-        await self.store.commit(self.epoch, self._change(after, actions, notes))
+        notes = [*self._notes, *self._qualifying(after), *(action for action in actions if isinstance(action, Note))]
+        change = self._change(after, actions, notes)
+        await self.store.commit(self.epoch, change)
+        for event in change.events:
+            log.info(event.words, kind=event.kind, subject=event.subject)
         self.cluster = after
         self._lasting.clear()
+        self._entered.clear()
         self._notes.clear()
-        self._known = dict(after.nodes)
+        self._known = after.nodes
         if notes:
             self.news.set()
             self.news = asyncio.Event()
 
-    def _settled_before(self, node_id: str) -> Cluster:
-        others = {other: node for other, node in self.cluster.nodes.items() if other != node_id}
-        before = {node_id: self._known[node_id]} if node_id in self._known else {}
-        return replace(self.cluster, nodes={**others, **before})
+    def _qualifying(self, after: Cluster) -> list[Note]:
+        before, now = replace(self.cluster, nodes=self._known), self.now()
+        return [
+            Note("node.qualifies", node_id, words)
+            for node_id in sorted(self._lasting)
+            for words in now_qualifies(before, after, node_id, now)
+        ]
 
     def _change(self, after: Cluster, actions: Iterable[Action], notes: Iterable[Note]) -> Change:
         touched = self._lasting | {action.node.id for action in actions if isinstance(action, PutNode)}
@@ -219,13 +242,12 @@ class Plane:
             Event(id=self._ulids.next(), at=now.wall_s, kind=note.kind, subject=note.subject, words=note.words)
             for note in notes
         ]
-        for event in events:
-            log.info(event.words, kind=event.kind, subject=event.subject)
         return Change(
             nodes=[after.nodes[node_id] for node_id in sorted(touched) if node_id in after.nodes],
             replicas=[action.replica for action in actions if isinstance(action, PutReplica)],
             removed_replicas=[action.id for action in actions if isinstance(action, RemoveReplica)],
             replicas_made={action.model: action.made for action in actions if isinstance(action, CountReplica)},
+            serials=dict(self._entered),
             events=events,
         )
 
@@ -257,13 +279,16 @@ class Plane:
                 done.set_result(result)
         self._answers.clear()
 
-    def _say_trouble(self, words: str | None) -> None:
-        if words != self.trouble:
-            if words is None:
-                log.info("the store can be written again")
-            else:
-                log.error("the store can't be written: nothing new starts, what runs goes on", reason=words)
+    def _say_trouble(self, words: str | None) -> bool:
+        """Logs it where it is new; returns whether it was."""
+        if words == self.trouble:
+            return False
+        if words is None:
+            log.info("decisions are carried out again")
+        else:
+            log.error(words)
         self.trouble = words
+        return True
 
     def _end_overrides(self, catalog: Catalog) -> None:
         """A scale override ends when the file's own number changes."""

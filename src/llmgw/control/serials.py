@@ -19,10 +19,5 @@ class Serials:
             return f"certificate {serial} is that of {owner}, not of {peer_id}: issue a certificate for {peer_id}"
         if serial not in self._plane.serials:
             self._plane.serials[serial] = peer_id
-            self._plane.tell(partial(self._enter, serial, peer_id))
+            self._plane.tell(partial(self._plane.enter_serial, serial, peer_id))
         return None
-
-    async def _enter(self, serial: str, peer_id: str) -> None:
-        if await self._plane.store.enter_serial(self._plane.epoch, serial, peer_id):
-            words = f"certificate {serial} was seen for the first time and entered"
-            self._plane.note("certificate.entered", peer_id, words)

@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -66,6 +67,14 @@ class Gateway(Gauges):
         self._connections_due = 0.0
         self._idle = asyncio.Event()
         self._end_now = asyncio.Event()
+
+    def take_limits(self, settings: GatewaySettings) -> None:
+        """Takes up a changed file's queue, hold_for and timeouts; requests in flight count by them from now on."""
+        self.settings = replace(
+            self.settings, queue=settings.queue, hold_for_s=settings.hold_for_s, timeouts=settings.timeouts
+        )
+        self.timeouts = settings.timeouts
+        self.router.take_queue(settings.queue)
 
     # The table
 

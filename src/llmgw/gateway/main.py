@@ -6,12 +6,13 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 import uvloop
 
-from llmgw.config import ServerConfig
+from llmgw.config import ConfigError, ServerConfig
 from llmgw.gateway.feed import Feed
 from llmgw.gateway.gateway import Gateway, StartError
 from llmgw.gateway.ops import OpsServer
@@ -84,14 +85,15 @@ def _own_address(config: ServerConfig) -> str:
     )
 
 
-def run(settings: GatewaySettings) -> int:
+def run(settings: GatewaySettings, reread: Callable[[], GatewaySettings] | None = None) -> int:
     """Serves until SIGTERM or SIGINT, then lets what is in flight finish; a second one ends at once.
 
+    At SIGHUP it takes up the limits of what ``reread`` returns; where that raises ConfigError, all stays as it is.
     Returns the exit status: 0, or 1 where it could not start (stderr says why).
     """
     try:
         _check(settings)
-        uvloop.run(_serve(settings))
+        uvloop.run(_serve(settings, reread))
     except (StartError, LinkError, PkiError, ValueError) as error:
         print(f"llmgw gateway: {error}", file=sys.stderr)
         return 1
@@ -109,12 +111,13 @@ def _check(settings: GatewaySettings) -> None:
         raise StartError(f"the gateway's state directory {settings.state_dir}: {error.strerror or error}") from error
 
 
-async def _serve(settings: GatewaySettings) -> None:
+async def _serve(settings: GatewaySettings, reread: Callable[[], GatewaySettings] | None) -> None:
     gateway = Gateway(settings)
     ops = OpsServer(gateway, settings.metrics_host, settings.metrics_port)
     feed = Feed(gateway, settings)
     feed.load()
     stop = _stop_on_signals(gateway)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _take_limits, gateway, reread)
     await ops.start()
     try:
         await gateway.start()
@@ -132,6 +135,17 @@ async def _serve(settings: GatewaySettings) -> None:
         await feed.stop()
         await ops.stop()
     _log.info("stopped")
+
+
+def _take_limits(gateway: Gateway, reread: Callable[[], GatewaySettings] | None) -> None:
+    if reread is None:
+        return
+    try:
+        gateway.take_limits(reread())
+    except (StartError, ConfigError) as error:
+        _log.error("the changed limits are refused; all stays as it is", reason=str(error))
+    else:
+        _log.info("limits taken up anew")
 
 
 def _stop_on_signals(gateway: Gateway) -> asyncio.Event:

@@ -143,6 +143,12 @@ class Router:
         self.lines: dict[str, Line] = {}
         self.by_name: dict[str, Line] = {}
 
+    def take_queue(self, queue: int) -> None:
+        """From now on this many requests may wait at each model; those that wait already are not sent away."""
+        self.queue = queue
+        for line in self.lines.values():
+            line.limit = queue
+
     def update(self, routes: Iterable[Route], names: dict[str, Route]) -> None:
         """Takes a table up: targets that stay keep their counts and connections, and whoever waits is woken."""
         wanted = {route.model: route for route in routes}
