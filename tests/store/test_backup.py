@@ -17,11 +17,17 @@ from .samples import event, key, node, replica
 async def fill(store: SqliteStore) -> int:
     epoch = await store.lead("first life")
     await store.commit(
-        epoch, Change(nodes=[node()], replicas=[replica()], replicas_made={"m": 1}, events=[event(1), event(2)])
+        epoch,
+        Change(
+            nodes=[node()],
+            replicas=[replica()],
+            replicas_made={"m": 1},
+            serials={"0a": "llmgw-node01"},
+            events=[event(1), event(2)],
+        ),
     )
     await store.set_scale(epoch, "m", 2, 1)
     await store.put_key(epoch, key())
-    await store.enter_serial(epoch, "0a", "llmgw-node01")
     await store.set_admin_token(epoch, "cd" * 32)
     return epoch
 

@@ -26,7 +26,7 @@ WRITES: dict[str, Write] = {
     "set_scale": lambda store, epoch: store.set_scale(epoch, "m", 5, 1),
     "set_scale back": lambda store, epoch: store.set_scale(epoch, "old", None, 1),
     "put_key": lambda store, epoch: store.put_key(epoch, key("key-new")),
-    "enter_serial": lambda store, epoch: store.enter_serial(epoch, "ff", "new"),
+    "a serial": lambda store, epoch: store.commit(epoch, Change(serials={"ff": "new"})),
     "set_admin_token": lambda store, epoch: store.set_admin_token(epoch, "cd" * 32),
 }
 
@@ -146,10 +146,8 @@ async def test_a_key_is_added_and_revoked(store: Store) -> None:
 
 async def test_a_serial_is_entered_once_and_stays_with_its_node(store: Store) -> None:
     epoch = await store.lead("a")
-    assert await store.enter_serial(epoch, "0a", "n1")
-    assert not await store.enter_serial(epoch, "0a", "n1")
-    assert not await store.enter_serial(epoch, "0a", "n2")
-    assert await store.enter_serial(epoch, "0b", "n1")
+    await store.commit(epoch, Change(serials={"0a": "n1"}))
+    await store.commit(epoch, Change(serials={"0a": "n2", "0b": "n1"}))
     assert (await store.load()).serials == {"0a": "n1", "0b": "n1"}
 
 

@@ -61,7 +61,7 @@ async def test_epochs_rise_also_where_the_clock_is_behind(sqlite: SqliteStore) -
 
 async def test_text_and_numbers_that_sqlite_can_not_hold_are_refused(sqlite: SqliteStore) -> None:
     epoch = await sqlite.lead("a")
-    for write in (sqlite.set_scale(epoch, "m", 2**70, 1), sqlite.enter_serial(epoch, "\ud800", "n")):
+    for write in (sqlite.set_scale(epoch, "m", 2**70, 1), sqlite.commit(epoch, Change(serials={"\ud800": "n"}))):
         with pytest.raises(StoreError, match="can't be stored, and nothing of this step was written"):
             await write
     saved = await sqlite.load()

@@ -94,7 +94,7 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([0, 0, 1]), serial=ids, node=ids)
     def enter_serial(self, age: int, serial: str, node: str) -> None:
-        self.both(lambda store, epoch: store.enter_serial(epoch, serial, node), self.some_epoch(age))
+        self.both(lambda store, epoch: store.commit(epoch, Change(serials={serial: node})), self.some_epoch(age))
 
     @rule(age=st.sampled_from([0, 0, 1]), token_hash=ids)
     def set_admin_token(self, age: int, token_hash: str) -> None:

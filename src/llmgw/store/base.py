@@ -73,7 +73,8 @@ class Saved:
 class Change:
     """One step of the cluster, written whole or not at all. Written again, it changes nothing more.
 
-    A count in ``replicas_made`` only ever rises. What is both written and removed is removed.
+    A count in ``replicas_made`` only ever rises, and a certificate's serial stays with the node it was first entered
+    for. What is both written and removed is removed.
     """
 
     nodes: Sequence[Node] = ()
@@ -81,6 +82,8 @@ class Change:
     replicas: Sequence[Replica] = ()
     removed_replicas: Sequence[str] = ()
     replicas_made: dict[str, int] = field(default_factory=dict)
+    serials: dict[str, str] = field(default_factory=dict)
+    """Certificate serial (hex) to node id, of those that were used for the first time."""
     events: Sequence[Event] = ()
 
 
@@ -98,9 +101,6 @@ class Store(Protocol):
 
     async def put_key(self, epoch: int, key: ApiKey) -> None:
         """Add a key, or write it anew (revoked, say)."""
-
-    async def enter_serial(self, epoch: int, serial: str, node: str) -> bool:
-        """Record a certificate's serial at its first use; False where it was known."""
 
     async def set_admin_token(self, epoch: int, token_hash: str) -> None: ...
 

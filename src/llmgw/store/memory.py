@@ -67,6 +67,7 @@ class MemoryStore:
         self._replicas |= replicas
         for model, made in change.replicas_made.items():
             self._replicas_made[model] = max(made, self._replicas_made.get(model, made))
+        self._serials = {**change.serials, **self._serials}
         for node in change.removed_nodes:
             self._nodes.pop(node, None)
         for replica in change.removed_replicas:
@@ -84,13 +85,6 @@ class MemoryStore:
         doc = codec.encode_key(key)
         self._check_lead(epoch)
         self._keys[key.id] = doc
-
-    async def enter_serial(self, epoch: int, serial: str, node: str) -> bool:
-        self._check_lead(epoch)
-        if serial in self._serials:
-            return False
-        self._serials[serial] = node
-        return True
 
     async def set_admin_token(self, epoch: int, token_hash: str) -> None:
         self._check_lead(epoch)

@@ -97,10 +97,6 @@ class SqliteStore:
     async def put_key(self, epoch: int, key: ApiKey) -> None:
         await self._write_as(epoch, _run(_UPSERT_KEY.values(id=key.id, doc=codec.encode_key(key))))
 
-    async def enter_serial(self, epoch: int, serial: str, node: str) -> bool:
-        entering = insert(schema.serials).values(serial=serial, node=node).on_conflict_do_nothing()
-        return await self._write_as(epoch, _run(entering)) == 1
-
     async def set_admin_token(self, epoch: int, token_hash: str) -> None:
         await self._write_as(epoch, _run(update(schema.cluster).values(admin_token_hash=token_hash)))
 
@@ -197,11 +193,11 @@ class _Pruning:
         self._written = 0
 
 
-def _run(statement: Executable) -> Transaction[int]:
-    """A transaction of one statement, for the number of rows that it touched."""
+def _run(statement: Executable) -> Transaction[None]:
+    """A transaction of one statement."""
 
-    def run(connection: Connection) -> int:
-        return int(connection.execute(statement).rowcount)
+    def run(connection: Connection) -> None:
+        connection.execute(statement)
 
     return run
 
@@ -282,6 +278,7 @@ def _writes(change: Change) -> list[tuple[Executable, Rows]]:
         (_UPSERT_NODE, [{"id": node.id, "doc": codec.encode_node(node)} for node in change.nodes]),
         (_UPSERT_REPLICA, [{"id": replica.id, "doc": codec.encode_replica(replica)} for replica in change.replicas]),
         (_RAISE_MADE, [{"model": model, "made": made} for model, made in change.replicas_made.items()]),
+        (_ENTER_SERIAL, [{"serial": serial, "node": node} for serial, node in change.serials.items()]),
         (_ADD_EVENT, [_event_row(event) for event in change.events]),
         (_REMOVE_NODE, [{"gone": node} for node in change.removed_nodes]),
         (_REMOVE_REPLICA, [{"gone": replica} for replica in change.removed_replicas]),
@@ -312,6 +309,7 @@ _UPSERT_REPLICA = _upsert(schema.replicas, "doc")
 _UPSERT_KEY = _upsert(schema.api_keys, "doc")
 _UPSERT_SCALE = _upsert(schema.scale, "replicas", "base")
 _RAISE_MADE = _raise_made()
+_ENTER_SERIAL = insert(schema.serials).on_conflict_do_nothing()
 _ADD_EVENT = insert(schema.events).on_conflict_do_nothing()  # A step that is committed again adds no event twice.
 _REMOVE_NODE = delete(schema.nodes).where(schema.nodes.c.id == bindparam("gone"))
 _REMOVE_REPLICA = delete(schema.replicas).where(schema.replicas.c.id == bindparam("gone"))
