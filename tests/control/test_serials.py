@@ -1,0 +1,96 @@
+"""Certificates at their first use: entered in one step however many come at once, and not forgotten by a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from llmgw.cluster.model import Cluster
+from llmgw.control.plane import Plane
+from llmgw.control.serials import Serials
+from llmgw.store.base import Change, Saved, StoreError
+from llmgw.store.memory import MemoryStore
+
+NODES = {f"{number:02x}": f"n{number}" for number in range(50)}
+
+
+class FullAtFirst(MemoryStore):
+    """Counts what is written, and takes nothing before ``room`` is set."""
+
+    def __init__(self, *, room: bool) -> None:
+        super().__init__()
+        self.room = room
+        self.entering: list[dict[str, str]] = []
+        self.refused = asyncio.Event()
+
+    async def commit(self, epoch: int, change: Change) -> None:
+        if not self.room:
+            self.refused.set()
+            raise StoreError("the disk is full")
+        await super().commit(epoch, change)
+        if change.serials:
+            self.entering.append(change.serials)
+
+
+@asynccontextmanager
+async def running(store: FullAtFirst, saved: Saved) -> AsyncIterator[Plane]:
+    epoch = await store.lead("test")
+    plane = Plane(Cluster(name="c", secret="s"), store=store, epoch=epoch, saved=saved)
+    task = asyncio.ensure_future(plane.run())
+    try:
+        yield plane
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled(plane: Plane) -> None:
+    async def nothing() -> None:
+        return None
+
+    async with asyncio.timeout(10):
+        await plane.ask(nothing)
+
+
+async def entered(store: FullAtFirst) -> list[str]:
+    return [event.subject for event in await store.events(limit=1000) if event.kind == "certificate.entered"]
+
+
+async def test_fifty_certificates_are_entered_in_one_step() -> None:
+    store = FullAtFirst(room=True)
+    async with running(store, Saved()) as plane:
+        serials = Serials(plane)
+        assert [serials.allow(serial, node) for serial, node in NODES.items()] == [None] * 50
+        await settled(plane)
+        plane.note("control.test", "", "another step")
+        await settled(plane)
+    assert store.entering == [NODES]
+    assert (await store.load()).serials == NODES
+    assert await entered(store) == list(NODES.values())
+
+
+async def test_a_certificate_that_is_known_is_not_entered_again() -> None:
+    store = FullAtFirst(room=True)
+    async with running(store, Saved(serials={"00": "n0"})) as plane:
+        serials = Serials(plane)
+        assert serials.allow("00", "n0") is None
+        assert "is that of n0, not of n1" in str(serials.allow("00", "n1"))
+        await settled(plane)
+    assert store.entering == []
+    assert await entered(store) == []
+
+
+async def test_a_full_disk_only_puts_off_what_is_entered() -> None:
+    store = FullAtFirst(room=False)
+    async with running(store, Saved()) as plane:
+        serials = Serials(plane)
+        assert serials.allow("00", "n0") is None
+        async with asyncio.timeout(10):
+            await store.refused.wait()
+        assert serials.allow("01", "n1") is None
+        assert store.entering == []
+        store.room = True
+        await settled(plane)
+    assert (await store.load()).serials == {"00": "n0", "01": "n1"}
+    assert await entered(store) == ["n0", "n1"]
