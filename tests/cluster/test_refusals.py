@@ -61,7 +61,7 @@ def test_each_refusal_names_what_is_short() -> None:
         key = lab.key()
         answer = ask(lab, key, timeout_s=30, model="several")
         assert answer.status_code == 503
-        assert "multi-node replicas are not placed yet" in answer.json()["error"]["message"]
+        assert "no replica of several is ready: 1 unplaced" in answer.json()["error"]["message"]
         assert answer.headers["retry-after"]
     finally:
         lab.close()

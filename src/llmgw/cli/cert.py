@@ -11,8 +11,6 @@ from typing import Annotated
 
 import typer
 
-from llmgw.config.faults import Refused
-from llmgw.config.quantities import parse_duration
 from llmgw.pki.authority import CLIENT_LIFETIME_S, DAY_S, Authority, Issued
 from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, read_certificate
 from llmgw.pki.contexts import issuer_of
@@ -82,6 +80,10 @@ def show(file: Annotated[Path, typer.Argument(help="A certificate in PEM form.")
 
 def parse_lifetime(text: str) -> float:
     """Seconds in ``1y`` (365 days), ``90d``, ``24h`` or any duration of the configuration. Raises PkiError."""
+    # Here, since every `ctl` command would wait for the configuration's half a second of imports otherwise.
+    from llmgw.config.faults import Refused
+    from llmgw.config.quantities import parse_duration
+
     years = re.fullmatch(r"([1-9][0-9]?)y", text)
     if years is not None:
         return int(years[1]) * CLIENT_LIFETIME_S

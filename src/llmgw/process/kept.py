@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmgw.process import units
 from llmgw.process.detached import Detached, find, new_nonce, start
 from llmgw.process.errors import ProcessError
 from llmgw.process.identity import send_signal
@@ -118,6 +119,8 @@ class Kept:
             record_dir=str(program.folder / nonce),
             nonce=nonce,
             labels=program.labels,
+            # Under systemd what is started here would end with the unit that started it.
+            unit=units.unit_name(program.folder.name, nonce[:8]) if units.systemd_runs() else None,
         )
 
     def _find(self) -> Detached | None:
