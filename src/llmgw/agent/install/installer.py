@@ -65,6 +65,7 @@ class Installer:
         self._inventory = inventory
         self._report = report
         self._builds = builds
+        self._cleaned = False
         self._states: dict[str, EngineOnNode] = {}
         self._programs: dict[str, Program] = {"sim": simulator()}
         self._stamps: dict[str, _Stamp] = {}
@@ -94,6 +95,9 @@ class Installer:
     async def probe(self) -> tuple[EngineOnNode, ...]:
         """What is there, proved again where it changed; an engine that was lost is installed again."""
         self._say("sim", self._programs["sim"].version, EngineState.INSTALLED, "")
+        if not self._cleaned:
+            self._cleaned = True
+            await asyncio.to_thread(self._places.clean_proofs)
         for name in sorted({*self._bins, *(row.engine for row in self._builds)} - {"sim"}):
             if not self._locks[name].locked():  # else it is being installed: its state is fresh
                 await self._probe(name)
@@ -109,7 +113,7 @@ class Installer:
                     await self._ensure_named(name)
                 else:
                     await self._find(name)
-            except (_Failed, NotProved) as failure:
+            except (_Failed, NotProved, OSError) as failure:
                 version = self._states[name].version if name in self._states else "unknown"
                 self._say(name, version, EngineState.FAILED, str(failure))
 
@@ -197,7 +201,7 @@ class Installer:
     async def _prove_installed(self, row: Build) -> None:
         program = self._places.program(row)
         self._say(row.engine, row.version, EngineState.PROVING, "asking it for one token")
-        stamp, proof = _Stamp.of(program), await prove(engine(row.engine), program)
+        stamp, proof = _Stamp.of(program), await prove(engine(row.engine), program, self._places.proofs)
         if proof.version is not None and proof.version != row.reads_as:
             raise NotProved(f"{program} says that it is {proof.version}, and {row.version} says {row.reads_as}")
         self._accept(row.engine, row.version, program, stamp, proof, (self._places.of(row),))
@@ -210,7 +214,7 @@ class Installer:
             version = self._states[name].version if name in self._states else wanted or "unknown"
             self._say(name, version, EngineState.PROVING, f"asking {program} for one token")
             try:
-                stamp, proof = _Stamp.of(program), await prove(engine(name), program)
+                stamp, proof = _Stamp.of(program), await prove(engine(name), program, self._places.proofs)
             except NotProved as error:
                 raise NotProved(f"{key}, which does not work: {error}") from None
             self._accept(name, proof.version or "unknown", program, stamp, proof, (program.resolve().parent,))

@@ -29,6 +29,15 @@ class Places:
     def downloads(self, engine: str) -> Path:
         return self._cache_dir / f"download-{engine}"
 
+    @property
+    def proofs(self) -> Path:
+        """Where engines run while they are proved; this agent's alone."""
+        return self._cache_dir / "proofs"
+
+    def clean_proofs(self) -> None:
+        """Removes what proofs of an agent that was killed have left. Only before the first proof."""
+        shutil.rmtree(self.proofs, ignore_errors=True)
+
     def lock(self, engine: str) -> Lock:
         """Between the agents that share these folders."""
         return Lock(self._engines_dir / engine / ".lock")

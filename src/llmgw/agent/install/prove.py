@@ -59,13 +59,14 @@ class Proof:
     """Libraries that the loader finds outside of the system's own folders."""
 
 
-async def prove(engine: Engine, program: Path) -> Proof:
-    """Proves ``program``, ending it afterwards. Raises NotProved."""
+async def prove(engine: Engine, program: Path, folder: Path) -> Proof:
+    """Proves ``program`` in a folder of its own under ``folder``, ending it afterwards. Raises NotProved, OSError."""
     if not program.is_file():
         raise NotProved(f"{program} is not there" if not program.exists() else f"{program} is not a file")
     if not os.access(program, os.X_OK):
         raise NotProved(f"{program} is not executable: chmod +x {program}")
-    with tempfile.TemporaryDirectory(prefix="llmgw-proof-") as scratch:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         libraries = await _libraries(program, scratch)
         version = engine.read_version(await _say(program, "--version", VERSION_LIMIT_S, scratch))
         help_text = await _say(program, "--help", HELP_LIMIT_S, scratch)
