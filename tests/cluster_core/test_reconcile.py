@@ -177,6 +177,16 @@ def test_a_shard_that_is_no_longer_reported_has_failed() -> None:
     assert only(state).why == f"shard {only(state).id}/0 is no longer running on n1, and nobody saw it end"
 
 
+def test_an_agent_that_was_restarted_while_it_prepared_begins_anew_without_a_failure() -> None:
+    state = settled(reported(settled(cluster([node("n1")], [model()])), S.PREPARING))
+    state = settled(with_node(state, "n1", session=2, shards=()))
+    assert (only(state).state, only(state).restarts, only(state).generation) == (ReplicaState.PLACING, 0, 1)
+    assert len(desired(state, "n1")) == 1
+    for started in (S.STARTING, S.LOADING, S.READY):
+        state = settled(reported(settled(cluster([node("n1")], [model()])), started))
+        assert only(settled(with_node(state, "n1", session=2, shards=()))).state is ReplicaState.FAILED
+
+
 def test_a_shard_that_was_not_taken_up_yet_has_not_failed() -> None:
     state = settled(cluster([node("n1")], [model()]))
     assert reconcile(with_node(state, "n1", shards=(), heard_at_s=1005.0), later(5)) == ()

@@ -46,7 +46,10 @@ def engine_news(old: Sequence[EngineOnNode], new: Sequence[EngineOnNode]) -> tup
 
 
 def now_qualifies(before: Cluster, after: Cluster, node_id: str, now: Instant) -> tuple[str, ...]:
-    """Models that the node can take since it changed: by what it is, whatever else is placed on it or connected."""
+    """Models that the node can take since it changed: by what it is, not by what is placed on it or its connection.
+
+    That does not hang on ``now``, which is taken so that this is asked as ``place`` is.
+    """
     node = after.nodes.get(node_id)
     if node is None:
         return ()

@@ -70,9 +70,13 @@ def _fold_running(step: Step, replica: Replica) -> None:
 
 
 def _has_failed(replica: Replica, shard: ObservedShard | None) -> bool:
-    if shard is None:
-        return replica.state is not ReplicaState.PLACING
-    return shard.state in ENDED
+    if shard is not None:
+        return shard.state in ENDED
+    if replica.state is ReplicaState.PREPARING:
+        # An agent that was restarted while it fetched weights begins anew: it remembers what it started, not what it
+        # was about to. Of several shards another may have been started, though.
+        return len(replica.placements) > 1
+    return replica.state is not ReplicaState.PLACING
 
 
 def _advance(step: Step, replica: Replica, nodes: list[Node], shards: list[ObservedShard | None]) -> None:
