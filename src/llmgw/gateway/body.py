@@ -38,7 +38,7 @@ def read_asked(body: bytes) -> Asked:
         if not body:
             raise ApiError(400, "the request has no body: expected a JSON object with 'model'") from None
         raise ApiError(400, f"the request's body is not JSON: {error}", code="invalid_json") from None
-    if body.count(b'"model"') > 1 or body.count(b'"stream"') > 1 or (b"\\u00" in body and _ESCAPED_LETTER.search(body)):
+    if body.count(b'"model"') > 1 or body.count(b'"stream"') > 1 or (b"\\" in body and _ESCAPED_LETTER.search(body)):
         _refuse_duplicates(body)
     return asked
 

@@ -16,7 +16,7 @@ from llmgw.gateway.body import Asked
 from llmgw.gateway.errors import ApiError, normalised
 from llmgw.gateway.headers import without
 from llmgw.gateway.metrics import CLIENT_GONE, Meter
-from llmgw.gateway.relay import CUT, LENGTH, WHOLE, Collector, Ending, PlainRelay, Relay, StreamRelay
+from llmgw.gateway.relay import CUT, LENGTH, WHOLE, Collector, Ending, Framing, PlainRelay, Relay, StreamRelay
 from llmgw.gateway.request import Request, engine_head
 from llmgw.gateway.routing import Line
 from llmgw.gateway.settings import GatewaySettings
@@ -99,6 +99,7 @@ class Exchange:
         "_stale_tried",
         "_started",
         "_status",
+        "_streams",
         "_target",
         "_tries",
         "_waiting_since",
@@ -113,6 +114,9 @@ class Exchange:
         self._request = request
         self._line = line
         self._asked = asked
+        api = request.api
+        self._streams = bool(asked.stream) and api is not None and api.streams
+        """The client wants server-sent events."""
         self._started = now = time.monotonic()
         self._deadline = now + service.settings.timeouts.total_s
         self._target: Target | None = None
@@ -136,8 +140,7 @@ class Exchange:
 
     def start(self) -> None:
         self._service.active.add(self)
-        line = self._line
-        if line.waiting:
+        if self._line.waiting:
             self._wait(self._started)
         else:
             self._go(self._started)
@@ -196,14 +199,8 @@ class Exchange:
     def _send(self, connection: EngineConnection, now: float) -> None:
         self._connection = connection
         self._sent_at = self._quiet_since = now
-        identity = bool(self._asked.stream) and self._streams
-        head = engine_head(self._request, connection.target.head, identity=identity)
+        head = engine_head(self._request, connection.target.head, identity=self._streams)
         connection.send(self, head, self._request.body)
-
-    @property
-    def _streams(self) -> bool:
-        api = self._request.api
-        return api is not None and api.streams
 
     # Waiting
 
@@ -272,7 +269,7 @@ class Exchange:
                 self._service.meter.engine_errors[self._line.label, "status"] += 1
             self._collector = Collector(COLLECTED_BYTES)
             connection.sink = self._collect
-        elif self._asked.stream and self._streams and status == 200 and not connection.content_encoding:
+        elif self._streams and status == 200 and not connection.content_encoding:
             self._stream(connection)
         else:
             self._plain(connection)
@@ -305,12 +302,22 @@ class Exchange:
             relay.feed(piece)
 
     def _plain(self, connection: EngineConnection) -> None:
+        if connection.complete and connection.content_length is not None:
+            # Most plain answers come whole in one read, and leave in one write.
+            head, _ = self._plain_head(connection)
+            self._client.write(head + connection.take_body())
+            return
         relay = self._plain_relay(connection)
         connection.sink = relay.feed
         if not connection.has_more:
             relay.flush()
 
     def _plain_relay(self, connection: EngineConnection) -> PlainRelay:
+        relay = PlainRelay(self._client, *self._plain_head(connection))
+        self._relay = relay
+        return relay
+
+    def _plain_head(self, connection: EngineConnection) -> tuple[bytes, Framing]:
         lines = connection.header_lines
         lines += (b"content-type: ", connection.content_type or b"application/json", b"\r\n")
         self._status = status = connection.status
@@ -322,9 +329,7 @@ class Exchange:
             framing = self._request.stream_framing
         if status in (429, 503):
             lines.append(b"retry-after: %b\r\n" % (connection.retry_after or b"%d" % RETRY_AFTER_BUSY_S))
-        relay = PlainRelay(self._client, self._request.head(status, lines, framing), framing)
-        self._relay = relay
-        return relay
+        return self._request.head(status, lines, framing), framing
 
     def _collect(self, piece: bytes) -> None:
         collector, connection = self._collector, self._connection
@@ -341,8 +346,8 @@ class Exchange:
         self._connection = None
         if self._collector is not None:
             self._collected(connection, self._collector.body)
-        elif self._relay is not None:
-            self._ended(self._relay.end())
+        else:
+            self._ended(WHOLE if self._relay is None else self._relay.end())
 
     def _collected(self, connection: EngineConnection, body: bytes) -> None:
         self._collector = None
@@ -457,7 +462,7 @@ class Exchange:
     def _check_engine(self, now: float) -> None:
         timeouts = self._service.settings.timeouts
         if self._relay is None or (self._streaming and not self._first_at):
-            if self._asked.stream and self._streams and now - self._sent_at >= timeouts.first_token_s:
+            if self._streams and now - self._sent_at >= timeouts.first_token_s:
                 self._time_out(now, f"the engine sent no first byte within {timeouts.first_token_s:g} s")
         elif now - self._quiet_since >= timeouts.between_tokens_s:
             self._time_out(now, f"the engine has sent nothing for {timeouts.between_tokens_s:g} s")
@@ -535,12 +540,14 @@ class Exchange:
 
     def _close(self) -> None:
         """Leaves every list that it is in. Once."""
-        if self not in self._service.active:
+        active, line = self._service.active, self._line
+        if self not in active:
             return
-        self._service.active.discard(self)
-        self._line.waiting.pop(self, None)
+        active.discard(self)
+        if line.waiting:
+            line.waiting.pop(self, None)
         now = time.monotonic()
-        stats = self._service.meter.count(self._line.label, self._status)
+        stats = self._service.meter.count(line.label, self._status)
         stats.duration.observe(now - self._started)
         if self._first_at:
             stats.first_byte.observe(self._first_at - self._started)

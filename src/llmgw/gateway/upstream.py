@@ -44,14 +44,15 @@ def _no_sink(piece: bytes) -> None:
 class EngineConnection(asyncio.Protocol):
     __slots__ = (
         "_chunked",
-        "_complete",
         "_head_bytes",
         "_head_complete",
         "_head_told",
         "_keep",
+        "_large",
         "_parser",
         "_paused",
         "_pieces",
+        "complete",
         "content_encoding",
         "content_length",
         "content_type",
@@ -77,6 +78,8 @@ class EngineConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._paused = False
+        self._large = False
+        """The request may still be in the transport's buffer when its answer has come."""
         self._reset()
 
     def _reset(self) -> None:
@@ -89,16 +92,17 @@ class EngineConnection(asyncio.Protocol):
         self.retry_after: bytes | None = None
         self._chunked = False
         self._head_bytes = 0
-        self._head_complete = self._head_told = self._complete = self._keep = False
+        self._head_complete = self._head_told = self.complete = self._keep = False
 
     # What the exchange does with it
 
     def send(self, reader: Reader, head: bytes, body: bytes) -> None:
         self.reader = reader
-        if len(body) <= JOINED_BYTES:
-            self.transport.write(head + body)
-        else:
+        self._large = len(body) > JOINED_BYTES
+        if self._large:
             self.transport.writelines((head, body))
+        else:
+            self.transport.write(head + body)
 
     def pause(self) -> None:
         """Reads no more until ``resume``: the client takes its answer more slowly than the engine gives it."""
@@ -128,10 +132,17 @@ class EngineConnection(asyncio.Protocol):
             self.idle_since = time.monotonic()
             self.target.idle.append(self)
 
+    def take_body(self) -> bytes:
+        """The body of an answer that is ``complete``, instead of its being given to the sink."""
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return body
+
     @property
     def has_more(self) -> bool:
         """While the head is handed over: whether a part of the body, or the end, came with it."""
-        return bool(self._pieces) or self._complete
+        return bool(self._pieces) or self.complete
 
     # asyncio.Protocol
 
@@ -151,7 +162,7 @@ class EngineConnection(asyncio.Protocol):
             self._break("it switched to another protocol")
             return
         except httptools.HttpParserError as error:
-            if not self._complete:
+            if not self.complete:
                 self._break(f"its answer is not HTTP/1.1: {error}")
                 return
             self._keep = False  # more came than one answer
@@ -172,7 +183,7 @@ class EngineConnection(asyncio.Protocol):
             self.sink(piece)
             if self.reader is not reader:
                 return
-        if self._complete:
+        if self.complete:
             self._finish(reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -209,7 +220,7 @@ class EngineConnection(asyncio.Protocol):
             self.header_lines.extend((name, b": ", value, b"\r\n"))
 
     def on_headers_complete(self) -> None:
-        if self._complete:
+        if self.complete:
             return
         status = self._parser.get_status_code()
         if status >= 200:
@@ -218,14 +229,14 @@ class EngineConnection(asyncio.Protocol):
             self._head_complete = True
 
     def on_body(self, body: bytes) -> None:
-        if not self._complete:
+        if not self.complete:
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        if self._complete:
+        if self.complete:
             self._keep = False  # a second answer to one request: this connection can't be trusted with another
         elif self._head_complete:
-            self._complete = True
+            self.complete = True
         else:
             self._reset()  # an interim answer, such as 100
 
@@ -234,9 +245,9 @@ class EngineConnection(asyncio.Protocol):
     def _finish(self, reader: Reader) -> None:
         self.reader = None
         self.sink = _no_sink
-        keep = self._keep and not self.target.gone and not self.transport.get_write_buffer_size()
-        if keep and not self.transport.is_closing():
-            self.resume()
+        if self._keep and not self.target.gone and (not self._large or not self.transport.get_write_buffer_size()):
+            if self._paused:
+                self.resume()
             self.served += 1
             self.idle_since = time.monotonic()
             self.target.idle.append(self)
