@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.engines.flags import read_flags
@@ -59,6 +59,7 @@ def test_a_prefix_of_a_flag_is_not_the_flag() -> None:
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_any_text_is_read_without_an_error(text: str) -> None:
     for name, flag in read_flags(text).items():
         assert name in flag.names

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.simulator.text import count_tokens, prompt_of, tokens, vector
@@ -11,6 +11,7 @@ PROMPTS = st.text(max_size=50)
 
 
 @given(PROMPTS, st.none() | st.integers(0, 100), st.booleans())
+@settings(deadline=None)
 def test_never_more_tokens_than_asked_for(prompt: str, most: int | None, endless: bool) -> None:
     said, reason = tokens(prompt, most, (), endless)
     assert (said, reason) == tokens(prompt, most, (), endless)
@@ -25,6 +26,7 @@ def test_never_more_tokens_than_asked_for(prompt: str, most: int | None, endless
 
 
 @given(PROMPTS, st.lists(st.sampled_from(["the", "r", " a", "zzz", ""]), max_size=3))
+@settings(deadline=None)
 def test_text_ends_before_the_first_stop(prompt: str, stop: list[str]) -> None:
     whole = "".join(tokens(prompt, 40, (), True)[0])
     said, reason = tokens(prompt, 40, stop, True)
@@ -36,6 +38,7 @@ def test_text_ends_before_the_first_stop(prompt: str, stop: list[str]) -> None:
 
 
 @given(PROMPTS, st.integers(1, 300))
+@settings(deadline=None)
 def test_vectors_are_unit_vectors(text: str, length: int) -> None:
     numbers = vector(text, length)
     assert len(numbers) == length

@@ -376,9 +376,7 @@ def until_something_lies_beside(place: Path) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize(
-    "state", [EngineState.RESOLVING, EngineState.DOWNLOADING, EngineState.VERIFYING, EngineState.UNPACKING]
-)
+@pytest.mark.parametrize("state", [EngineState.DOWNLOADING, EngineState.UNPACKING])
 def test_kill_9_in_the_middle_leaves_nothing_that_counts(
     index: Index, installed: Installed, tmp_path: Path, state: EngineState
 ) -> None:
