@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from llmgw.cluster.catalog import Catalog
-from llmgw.cluster.model import DesiredShard, Instant, Route
-from llmgw.cluster.reconcile import desired, routes
+from llmgw.cluster.model import DesiredShard, Instant, NodeState, Route
+from llmgw.cluster.reconcile import desired, desired_by_node, routes
 from llmgw.control import fold
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
@@ -48,7 +48,7 @@ class Desk:
         self._made = 0
         self._seen: tuple[object, ...] = ()
         """What was last sent out from. All immutable, so identity tells whether anything can have changed."""
-        """What was sent out from: immutable values, so that identity tells whether anything can have changed."""
+        self._standing: dict[str, tuple[NodeState, bool]] = {}
         plane.on_settled.append(self.send_out)
 
     @property
@@ -121,14 +121,18 @@ class Desk:
 
     def send_out(self) -> None:
         cluster = self._plane.cluster
-        seen = (cluster.replicas, cluster.catalog, self._plane.keys, cluster.nodes)
-        moved = not _same(seen[:2], self._seen[:2])
-        if not _same(seen, self._seen) or any(desk.sent < self.table_version for desk in self.gateways.values()):
+        seen = (cluster.replicas, cluster.catalog, self._plane.keys)
+        # Heartbeats make every node a new value: what is sent out depends on no more of it than this.
+        standing = {node_id: (node.state, node.probed) for node_id, node in cluster.nodes.items()}
+        moved = standing != self._standing or not _same(seen, self._seen)
+        self._seen, self._standing = seen, standing
+        if moved or any(desk.sent < self.table_version for desk in self.gateways.values()):
             self._send_routes()
-        self._seen = seen
+        wanted = desired_by_node(cluster) if moved else {}
         for node_id, desk in self.nodes.items():
             if moved or desk.sent is None:
-                self._send_desired(node_id, desk, cluster.catalog)
+                shards = wanted[node_id] if node_id in wanted else desired(cluster, node_id)
+                self._send_desired(desk, shards, cluster.catalog)
 
     def _send_routes(self) -> None:
         cluster, plane = self._plane.cluster, self._plane
@@ -154,8 +158,8 @@ class Desk:
                     )
                 )
 
-    def _send_desired(self, node_id: str, desk: NodeDesk, catalog: Catalog) -> None:
-        wanted = (desired(self._plane.cluster, node_id), catalog.engines)
+    def _send_desired(self, desk: NodeDesk, shards: tuple[DesiredShard, ...], catalog: Catalog) -> None:
+        wanted = (shards, catalog.engines)
         if wanted == desk.sent:
             return
         desk.sent = wanted
@@ -165,7 +169,7 @@ class Desk:
                 epoch=self._plane.epoch,
                 session=desk.peer.session,
                 revision=desk.revision,
-                shards=wanted[0],
+                shards=shards,
                 engines=catalog.engines,
             )
         )
