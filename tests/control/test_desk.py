@@ -1,0 +1,177 @@
+"""What goes out to nodes and gateways, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
+from llmgw.cluster.model import (
+    Cluster,
+    Cpu,
+    DesiredShard,
+    EngineOnNode,
+    EngineState,
+    Inventory,
+    ObservedShard,
+    ShardState,
+    Vitals,
+)
+from llmgw.control.desk import Desk
+from llmgw.control.logs import Logs
+from llmgw.control.plane import Plane
+from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Role, Routes
+from llmgw.link.server import Peer
+from llmgw.link.session import Session
+from llmgw.pki.certificate import PeerIdentity
+from llmgw.store.base import Saved
+from llmgw.store.memory import MemoryStore
+
+GIB = 2**30
+SIM = Catalog(models=(ModelSpec(name="m", profiles=(Profile(name="p", engine="sim", memory_bytes=GIB),), replicas=3),))
+VITALS = Vitals(memory_bytes=16 * GIB, memory_available_bytes=8 * GIB, disk_bytes=GIB, disk_free_bytes=GIB)
+ENGINE = EngineOnNode(name="sim", version="1", state=EngineState.INSTALLED)
+
+
+class Floor:
+    """A plane and its desk, with peers whose outboxes are read in place of connections."""
+
+    def __init__(self, plane: Plane, desk: Desk) -> None:
+        self.plane = plane
+        self.desk = desk
+        self._sessions = 0
+
+    def join(self, id: str, role: Role = "node") -> Peer:
+        self._sessions += 1
+        address = f"10.0.0.{self._sessions}:1"
+        session = Session(
+            role=role, id=id, number=self._sessions, address=address, fingerprint=id, instance=id, serial=id
+        )
+        hello = Hello(role=role, id=id)
+        if role == "node":
+            hello = Hello(
+                role=role, id=id, inventory=_inventory(id), vitals=VITALS, probed=True, engines=(ENGINE,), version="1"
+            )
+        identity = PeerIdentity(
+            common_name=id,
+            role=role,
+            id=id,
+            cluster="c",
+            serial=id,
+            not_after=datetime(2100, 1, 1, tzinfo=UTC),
+            roles={role: id},
+        )
+        peer = Peer(session, hello, identity, 0.0)
+        self.desk.on_welcomed(peer)
+        return peer
+
+    async def settled(self) -> None:
+        """All that was told so far is taken up, decided, stored, and what follows is in the outboxes."""
+
+        async def nothing() -> None:
+            return None
+
+        async with asyncio.timeout(10):
+            await self.plane.ask(nothing)
+            await self.plane.ask(nothing)
+
+    async def shards(self, peer: Peer) -> tuple[DesiredShard, ...]:
+        frame = await sent(peer)
+        assert isinstance(frame, Desired)
+        return frame.shards
+
+    def ready(self, peer: Peer, shards: tuple[DesiredShard, ...]) -> None:
+        observed = tuple(
+            ObservedShard(
+                id=shard.id,
+                generation=shard.generation,
+                state=ShardState.READY,
+                since=1.0,
+                endpoint=f"127.0.0.1:{shard.placement.port}",
+            )
+            for shard in shards
+        )
+        self.desk.on_frame(peer, Observed(epoch=1, session=peer.session, revision=1, shards=observed))
+
+    def beat(self, peer: Peer) -> None:
+        self.desk.on_heartbeat(peer, Heartbeat(epoch=1, session=peer.session, sent_at=0.0, vitals=VITALS))
+
+
+async def sent(peer: Peer) -> object:
+    async with asyncio.timeout(10):
+        return await peer.outbox.get()
+
+
+def _inventory(id: str) -> Inventory:
+    return Inventory(
+        hostname=id,
+        os="Debian",
+        kernel="6.1",
+        libc="glibc 2.36",
+        cpu=Cpu(model="x", architecture="x86_64", cores=2),
+        memory_bytes=16 * GIB,
+        mgmt_addr="127.0.0.1",
+    )
+
+
+@asynccontextmanager
+async def open_floor() -> AsyncIterator[Floor]:
+    store = MemoryStore()
+    plane = Plane(
+        Cluster(name="c", catalog=SIM, secret="s"), store=store, epoch=await store.lead("test"), saved=Saved()
+    )
+    desk = Desk(plane, Logs())
+    task = asyncio.ensure_future(plane.run())
+    try:
+        yield Floor(plane, desk)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_each_node_is_sent_its_own_shards_and_gateways_the_table() -> None:
+    async with open_floor() as floor:
+        peers = [floor.join(f"n{number}") for number in range(3)]
+        gateway = floor.join("gw", "gateway")
+        await floor.settled()
+        wanted = {peer.id: await floor.shards(peer) for peer in peers}
+        assert {shard.placement.node for shards in wanted.values() for shard in shards} == {"n0", "n1", "n2"}
+        assert all(shard.placement.node == node for node, shards in wanted.items() for shard in shards)
+
+        for peer in peers:
+            floor.ready(peer, wanted[peer.id])
+        await floor.settled()
+        table = await sent(gateway)
+        assert isinstance(table, Routes)
+        assert {endpoint.replica for endpoint in table.routes[0].endpoints} == {
+            shard.id.rpartition("/")[0] for shards in wanted.values() for shard in shards
+        }
+
+
+async def test_heartbeats_send_nothing_and_a_broken_stream_changes_the_table() -> None:
+    async with open_floor() as floor:
+        peers = [floor.join(f"n{number}") for number in range(3)]
+        gateway = floor.join("gw", "gateway")
+        await floor.settled()
+        for peer in peers:
+            floor.ready(peer, await floor.shards(peer))
+        await floor.settled()
+        first = await sent(gateway)
+        assert isinstance(first, Routes)
+        assert all(endpoint.preferred for endpoint in first.routes[0].endpoints)
+
+        version = floor.desk.table_version
+        for peer in peers:
+            floor.beat(peer)
+        await floor.settled()
+        assert [len(peer.outbox) for peer in (*peers, gateway)] == [0, 0, 0, 0]
+        assert floor.desk.table_version == version
+
+        floor.desk.on_closed(peers[0], "the connection broke")
+        await floor.settled()
+        second = await sent(gateway)
+        assert isinstance(second, Routes)
+        assert second.version == floor.desk.table_version > version
+        assert sorted(endpoint.preferred for endpoint in second.routes[0].endpoints) == [False, True, True]
