@@ -84,7 +84,7 @@ async def _cluster(cluster: ClusterOfOne, view: View, context_path: Path) -> int
     try:
         found = await until(signals.first, cluster.up())
     except (UpRefused, ConfigError, PkiError):
-        await cluster.end_processes()
+        await cluster.take_back()
         raise
     view.close()
     if found is not None:

@@ -22,7 +22,7 @@ from llmgw.process.record import DetachedSpec, ExitRecord
 AGAIN_FIRST_S = 1.0
 AGAIN_MOST_S = 30.0
 STEADY_S = 60.0
-"""After running for this long, the next end is answered at once again."""
+"""After running for this long, the next end is answered as quickly as the first."""
 LAST_LINES = 10
 
 
@@ -69,15 +69,16 @@ class Kept:
         return False
 
     async def keep(self) -> None:
-        """Starts it again whenever it ends, at once at first, then ever more slowly; until cancelled."""
+        """Starts it again whenever it ends, after a second at first, then ever more slowly; until cancelled."""
         pause = AGAIN_FIRST_S
         while True:
             if self._running is not None:
                 ended = await self._running.wait()
-                steady = time.monotonic() - self._since_s >= STEADY_S
-                pause = AGAIN_FIRST_S if steady else min(2 * pause, AGAIN_MOST_S)
+                if time.monotonic() - self._since_s >= STEADY_S:
+                    pause = AGAIN_FIRST_S
                 self._say(f"{self._program.name} {how(ended)}; starting it again in {pause:g} s{self._last()}")
                 await asyncio.sleep(pause)
+                pause = min(2 * pause, AGAIN_MOST_S)
             try:
                 await self.ensure()
             except ProcessError as error:
@@ -119,6 +120,7 @@ class Kept:
             record_dir=str(program.folder / nonce),
             nonce=nonce,
             labels=program.labels,
+            spares_others=True,
             # Under systemd what is started here would end with the unit that started it.
             unit=units.unit_name(program.folder.name, nonce[:8]) if units.systemd_runs() else None,
         )

@@ -234,7 +234,8 @@ def reap(record_dir: str, decided: Callable[[], None]) -> None:
     spec = claim_spec(record_dir)
     if spec is None:
         return  # taken back by a later starter, which found no reaper
-    linux.become_subreaper()
+    if not spec.spares_others:
+        linux.become_subreaper()
     inherited = oom_score()
     set_oom_score(_REAPER_OOM_SCORE)
     reaper = Reaper(replace(spec, oom_score_adj=inherited if spec.oom_score_adj is None else spec.oom_score_adj))

@@ -56,6 +56,8 @@ class DetachedSpec:
     """None: as inherited. Above 0: rather this one than another when memory runs out."""
     unit: str | None = None
     """Name of a transient systemd unit (``....service``) to run in; None: a session of its own."""
+    spares_others: bool = False
+    """It starts detached programs itself, which outlive it: at its end only its own process group is cleared up."""
     description: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Kept in the record for whoever adopts the program."""

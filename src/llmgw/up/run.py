@@ -60,6 +60,9 @@ class ClusterOfOne:
         self._gateway_port = gateway_port
         self._asked = asked
         self._progress = progress
+        self._known: Context | None = None
+        """Where the control plane answers. Kept, so that a file spoilt meanwhile does not stand in the way of the end."""
+        self._started = False
         self._server = self._kept("the control plane", "server", home.server_file)
         self._agent = self._kept("the agent", "agent", home.agent_file)
 
@@ -94,11 +97,8 @@ class ClusterOfOne:
 
     async def down(self) -> None:
         """Engines first, then the agent, the gateway, and the control plane."""
-        try:
-            client = AdminClient(self._context())
-        except OSError:
-            client = None
-        if client is not None:
+        if self._known is not None:
+            client = AdminClient(self._known)
             try:
                 await asyncio.to_thread(client.post, "halt")
                 await self._engines_stopped(client)
@@ -107,6 +107,11 @@ class ClusterOfOne:
             finally:
                 client.close()
         await self.end_processes()
+
+    async def take_back(self) -> None:
+        """After a refusal: ends what this attempt has started, and nothing that ran before."""
+        if self._started:
+            await self.end_processes()
 
     async def end_processes(self) -> None:
         """Ends the processes as they are; engines that still run are left running."""
@@ -160,6 +165,7 @@ class ClusterOfOne:
             _check_ports(ports, gateway_runs=await asyncio.to_thread(self._gateway().find))
         try:
             adopted = await self._server.ensure()
+            self._started = not adopted
             await self._agent.ensure()
         except ProcessError as error:
             raise UpRefused(str(error)) from error
@@ -185,7 +191,8 @@ class ClusterOfOne:
                     if error.status is not None:
                         raise UpRefused(f"the control plane at {address} refuses: {error}") from error
                 else:
-                    write_context(self._context(), self._home.context)
+                    self._known = self._context()
+                    write_context(self._known, self._home.context)
                     return client
             self._check_alive(self._server, "the control plane", "server")
             if loop.time() > deadline:
