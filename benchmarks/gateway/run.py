@@ -282,7 +282,8 @@ def machine() -> str:
         ),
         platform.machine(),
     )
-    return f"{model}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}, llmgw {VERSION}"
+    system = f"Linux {platform.release()}, Python {platform.python_version()}, llmgw {VERSION}"
+    return f"{model}, {os.cpu_count()} cores, {system}"
 
 
 def main() -> None:

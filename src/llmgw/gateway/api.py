@@ -21,13 +21,13 @@ PROXIED = (
 MODELS = Api(b"/v1/models", b"GET", proxied=False)
 MODEL = Api(b"/v1/models/", b"GET", proxied=False)
 
-_BY_PATH = {api.path: api for api in (*PROXIED, MODELS)}
+BY_PATH = {api.path: api for api in (*PROXIED, MODELS)}
 _EXISTING = "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, GET /v1/models, GET /v1/models/{id}"
 
 
 def find(method: bytes, path: bytes) -> Api:
     """Raises ApiError: 404 for a path that is not there, 405 for a wrong method."""
-    api = _BY_PATH.get(path)
+    api = BY_PATH.get(path)
     if api is None:
         if path.startswith(MODEL.path) and len(path) > len(MODEL.path):
             api = MODEL

@@ -168,11 +168,12 @@ class Exchange:
         self._busy_since = 0.0
         if self._tries > 1:
             self._service.meter.retries[self._line.label] += 1
-        connection = target.idle_connection(now, self._service.settings.timeouts.engine_idle_s)
-        if connection is not None:
-            self._send(connection, now)
-        else:
-            self._connect(target)
+        if target.idle:
+            connection = target.idle_connection(now, self._service.settings.timeouts.engine_idle_s)
+            if connection is not None:
+                self._send(connection, now)
+                return
+        self._connect(target)
 
     def _connect(self, target: Target) -> None:
         self._connecting = True
@@ -262,7 +263,8 @@ class Exchange:
     # The engine's answer
 
     def on_head(self, connection: EngineConnection) -> None:
-        connection.target.answered()
+        if connection.target.failures:
+            connection.target.answered()
         status = connection.status
         if status >= 400:
             if status >= 500:
@@ -346,8 +348,11 @@ class Exchange:
         self._connection = None
         if self._collector is not None:
             self._collected(connection, self._collector.body)
+        elif self._relay is not None:
+            self._ended(self._relay.end())
         else:
-            self._ended(WHOLE if self._relay is None else self._relay.end())
+            self._close()
+            self._client.done()
 
     def _collected(self, connection: EngineConnection, body: bytes) -> None:
         self._collector = None
@@ -546,9 +551,8 @@ class Exchange:
         active.discard(self)
         if line.waiting:
             line.waiting.pop(self, None)
-        now = time.monotonic()
         stats = self._service.meter.count(line.label, self._status)
-        stats.duration.observe(now - self._started)
+        stats.duration.observe(time.monotonic() - self._started)
         if self._first_at:
             stats.first_byte.observe(self._first_at - self._started)
         self._let_go()

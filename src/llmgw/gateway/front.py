@@ -136,8 +136,8 @@ class ClientConnection(asyncio.Protocol):
         self._ready: deque[Request] = deque()
         """Requests that have come whole and are not begun."""
         self._phase = IDLE
-        self._since = time.monotonic()
-        """Since when the phase lasts; in BODY, since when nothing came."""
+        self._since = 0.0
+        """Since when the phase lasts; in BODY, since when nothing came. 0: since the next look at the clock."""
         self._fault: ApiError | None = None
         self._answering: Request | None = None
         self._linger = False
@@ -195,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if phase is IDLE:
             self._phase = HEAD
-            self._since = time.monotonic()
+            self._since = 0.0
         if not self._head_done:
             self._head_bytes += len(data)
         try:
@@ -204,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
             self._last = True  # it has no body, and is answered as if it had not asked for an upgrade
         except httptools.HttpParserError as error:
             self._malformed(error)
-        if not self._head_done and self._head_bytes > HEAD_LIMIT_BYTES and self._fault is None:
+        if self._head_bytes > HEAD_LIMIT_BYTES and not self._head_done and self._fault is None:
             self._fault = _head_too_large(len(self._url))
         if self._fault is not None:
             self._stop_reading(self._fault)
@@ -282,9 +282,10 @@ class ClientConnection(asyncio.Protocol):
         keep_alive = parser.should_keep_alive()
         # HTTP/1.0 stays open only where a Connection header asks for it.
         http10 = (not keep_alive or CONNECTION in special) and parser.get_http_version() == "1.0"
-        self._fault = self._head_fault(http10)
-        if self._fault is not None:
-            return
+        if self._head_bytes > TARGET_LIMIT_BYTES or HOST not in special or not special.keys().isdisjoint(_WATCHED):
+            self._fault = self._head_fault(http10)
+            if self._fault is not None:
+                return
         target = self._url
         path, query = (target, b"") if b"?" not in target and target[:1] == b"/" else _origin_form(target)
         request = Request(parser.get_method(), path, query, self._lines)
@@ -379,7 +380,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _body_came(self, request: Request) -> None:
         """After a read that ended inside a request's body, or before it."""
-        self._since = time.monotonic()
+        self._since = 0.0
         limit = self._service.body_limit_bytes
         if request.error is None and request.content_length is not None and request.content_length > limit:
             request.error = _body_too_large(limit)
@@ -431,7 +432,7 @@ class ClientConnection(asyncio.Protocol):
         if request is None or not request.keep_alive or self._service.stopping:
             self._end()
             return
-        self._since = time.monotonic()
+        self._since = 0.0
         if self._ready or self._reading_paused:
             self._pump()
 
@@ -449,7 +450,7 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         self._ready.clear()
         self._last = True
-        self._since = time.monotonic()
+        self._since = 0.0
         if self._linger:
             # Closing now would reset the connection, and the client might never read why.
             self._phase = LINGERING
@@ -470,6 +471,8 @@ class ClientConnection(asyncio.Protocol):
         """Looks at the limits; called about every second."""
         if self.exchange is not None:
             return
+        if not self._since:
+            self._since = now
         limits, lasted, phase = self._service.timeouts, now - self._since, self._phase
         if phase is IDLE:
             if lasted >= limits.keep_alive_s:
@@ -494,6 +497,10 @@ class ClientConnection(asyncio.Protocol):
             self._buffered = buffered
             self._stalled_since = now
         return now - self._stalled_since >= limit_s
+
+
+_WATCHED = frozenset((TRANSFER_ENCODING, UPGRADE))
+"""Headers that may make a head one that is refused."""
 
 
 def _origin_form(target: bytes) -> tuple[bytes, bytes]:

@@ -33,8 +33,14 @@ SPECIAL = frozenset(
 ONCE = frozenset((CONTENT_LENGTH, TRANSFER_ENCODING, HOST, AUTHORIZATION, API_KEY))
 """Where two of them could be understood in two ways."""
 
-RESPONSE_DROPPED: frozenset[bytes] = frozenset(
+RESPONSE_SPECIAL: frozenset[bytes] = frozenset(
     (
+        # Read, and said again in the gateway's own words or place.
+        b"content-type",
+        b"content-length",
+        b"content-encoding",
+        b"retry-after",
+        # Hop by hop.
         b"connection",
         b"keep-alive",
         b"proxy-connection",

@@ -12,10 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from llmgw.cluster.model import Endpoint, Route
-from llmgw.gateway.target import Target
-
-SUSPECT = 1 << 30
-"""Added to the load of a target that is not preferred, so that it comes after all that are."""
+from llmgw.gateway.target import SUSPECT, Target
 
 
 class Waiter(Protocol):
@@ -69,12 +66,11 @@ class Line:
         for at in range(turn - count, turn):
             target = targets[at]
             load = target.in_flight
-            if load >= lowest or not target.takes(now):
+            if load >= target.limit or target.cooling_until > now:
                 continue
-            if not target.endpoint.preferred:
-                load += SUSPECT
-                if load >= lowest:
-                    continue
+            load += target.penalty
+            if load >= lowest:
+                continue
             if not_before is not None and not_before.get(target, 0.0) > now:
                 continue
             best, lowest = target, load

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from llmgw.gateway.routing import Line
     from llmgw.gateway.upstream import EngineConnection
 
+SUSPECT = 1 << 30
+"""Added to the load of a target that is not preferred, so that it comes after all that are."""
+UNLIMITED = 1 << 30
 COOLING_FIRST_S = 1.0
 COOLING_MOST_S = 10.0
 
@@ -21,7 +24,20 @@ class Target:
     ``in_flight`` counts from the choice of this target to the answer's last byte.
     """
 
-    __slots__ = ("cooling_until", "endpoint", "failures", "gone", "head", "host", "idle", "in_flight", "line", "port")
+    __slots__ = (
+        "cooling_until",
+        "endpoint",
+        "failures",
+        "gone",
+        "head",
+        "host",
+        "idle",
+        "in_flight",
+        "limit",
+        "line",
+        "penalty",
+        "port",
+    )
 
     def __init__(self, endpoint: Endpoint, line: Line) -> None:
         self.line = line
@@ -36,6 +52,8 @@ class Target:
 
     def update(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.limit = UNLIMITED if endpoint.max_concurrency is None else endpoint.max_concurrency
+        self.penalty = 0 if endpoint.preferred else SUSPECT
         url = urlsplit(endpoint.url)
         self.host = url.hostname or ""
         self.port = url.port or 80
@@ -43,10 +61,6 @@ class Target:
         """What stands between the request's target and its own headers, the replica's key included."""
         if endpoint.api_key:
             self.head += b"authorization: Bearer %b\r\n" % endpoint.api_key.encode()
-
-    def takes(self, now: float) -> bool:
-        limit = self.endpoint.max_concurrency
-        return self.cooling_until <= now and (limit is None or self.in_flight < limit)
 
     def take(self, now: float) -> None:
         """Counts a request in. Every take is followed by exactly one ``release``."""

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from llmgw.gateway.headers import RESPONSE_DROPPED
+from llmgw.gateway.headers import RESPONSE_SPECIAL
 from llmgw.gateway.target import Target
 
 HIGH_WATER_BYTES = 64 * 1024
@@ -205,19 +205,19 @@ class EngineConnection(asyncio.Protocol):
         if self._head_complete:
             return  # trailers are not passed on
         lowered = name.lower()
-        if lowered == b"content-type":
+        if lowered not in RESPONSE_SPECIAL:
+            self.header_lines.extend((name, b": ", value, b"\r\n"))
+        elif lowered == b"content-type":
             self.content_type = value
         elif lowered == b"content-length":
             self.content_length = value
         elif lowered == b"transfer-encoding":
             self._chunked = True
-        elif lowered not in RESPONSE_DROPPED:
-            if lowered == b"content-encoding":
-                self.content_encoding = value
-            elif lowered == b"retry-after":
-                self.retry_after = value
-                return
+        elif lowered == b"content-encoding":
+            self.content_encoding = value
             self.header_lines.extend((name, b": ", value, b"\r\n"))
+        elif lowered == b"retry-after":
+            self.retry_after = value
 
     def on_headers_complete(self) -> None:
         if self.complete:
