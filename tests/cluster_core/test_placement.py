@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmgw.cluster.capacity import choose_gpus
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.model import Cluster, Gpu, Vitals
-from llmgw.cluster.placement import Placed, place
+from llmgw.cluster.placement import Before, Placed, Planner, place
 
 from .building import GIB, NOW, cluster, engine, gpu, model, node, only, profile, ready, settled, with_node
 
@@ -128,6 +128,15 @@ def test_two_replicas_of_one_step_do_not_take_the_same_place() -> None:
         )
         == 5
     )
+
+
+def test_what_goes_back_to_its_old_node_counts_for_those_placed_after_it() -> None:
+    spec = model("m", profile(gpus_per_node=1))
+    planner = Planner(cluster([node("a", gpus=4), node("b", gpus=3)], [spec]))
+    places = [planner.find(spec)]
+    places += [planner.find(spec, Before("a")) for _ in range(3)]
+    places.append(planner.find(spec))
+    assert [placed.placements[0].node for placed in places if placed is not None] == ["b", "a", "a", "a", "a"]
 
 
 def test_an_engine_that_is_there_but_not_usable_is_no_engine() -> None:

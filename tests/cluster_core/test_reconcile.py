@@ -442,6 +442,19 @@ def test_too_many_go_those_not_ready_first_and_then_the_youngest() -> None:
     assert [(replica.number, replica.why) for replica in stopping] == [(3, "2 replicas of m wanted (by ctl scale)")]
 
 
+def test_an_older_one_that_is_not_ready_goes_before_a_younger_one_that_is() -> None:
+    state = ready(cluster([node("n1")], [model("m", replicas=3)]))
+    oldest = next(replica for replica in state.replicas.values() if replica.number == 1)
+    shards = tuple(
+        replace(shard, state=S.LOADING, endpoint=None) if shard.id == oldest.shard_id(0) else shard
+        for shard in state.nodes["n1"].shards
+    )
+    state = settled(replace(with_node(state, "n1", shards=shards), scale={"m": 2}))
+    stopping = [replica.number for replica in state.replicas.values() if replica.state is ReplicaState.STOPPING]
+    assert stopping == [1]
+    assert len(routes(state)[0].endpoints) == 2
+
+
 def test_what_stops_leaves_the_routes_at_once_and_is_removed_when_its_node_says_it_is_gone() -> None:
     state = replace(one(), scale={"m": 0})
     state = settled(state)
