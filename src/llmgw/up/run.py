@@ -61,7 +61,7 @@ class ClusterOfOne:
         self._asked = asked
         self._progress = progress
         self._known: Context | None = None
-        """Where the control plane answers. Kept, so that a file spoilt meanwhile does not stand in the way of the end."""
+        """Where the control plane answers. Kept, so that a file spoilt meanwhile is not in the way of the end."""
         self._started = False
         self._server = self._kept("the control plane", "server", home.server_file)
         self._agent = self._kept("the agent", "agent", home.agent_file)
