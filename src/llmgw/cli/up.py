@@ -116,7 +116,8 @@ def _keep_context(found: Up, path: Path) -> str:
 
 
 def _print_found(out: Console, found: Up, took_s: float, ctl: str) -> None:
-    body = {"model": found.models[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    messages = [{"role": "user", "content": "Tell me about the sea in one sentence."}]
+    body = {"model": found.models[0], "messages": messages, "max_tokens": 64}
     curl = (
         f"curl {found.endpoint}/chat/completions -H 'Authorization: Bearer {found.key}' "
         f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
@@ -168,7 +169,7 @@ class View:
 
 
 def _drawn(rows: list[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(width=24)
