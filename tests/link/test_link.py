@@ -304,20 +304,22 @@ def test_heartbeats_go_out_while_the_main_thread_holds_on_to_the_interpreter(pki
     assert port.wait(DEADLINE_S)
     end = make_end([f"https://127.0.0.1:{ports[0]}"], pki.node("a"), "a")
     end.client.start()
-    end.state_now(lambda state: state.connected)
     deadline = threading.Event()
     timer = threading.Timer(DEADLINE_S, deadline.set)
     timer.start()
-    number = 0
-    while not enough.is_set() and not deadline.is_set():
-        number = hash((number, "busy"))
-    timer.cancel()
-    assert enough.is_set(), "the heartbeats stood still"
-    assert end.client.state.session == 1, "and the session was never lost"
-    end.client.stop()
-    loop, done = stop[0]
-    loop.call_soon_threadsafe(done.set)
-    thread.join(DEADLINE_S)
+    try:
+        end.state_now(lambda state: state.connected)
+        number = 0
+        while not enough.is_set() and not deadline.is_set():
+            number = hash((number, "busy"))
+        assert enough.is_set(), "the heartbeats stood still"
+        assert end.client.state.session == 1, "and the session was never lost"
+    finally:
+        timer.cancel()
+        end.client.stop()
+        loop, done = stop[0]
+        loop.call_soon_threadsafe(done.set)
+        thread.join(DEADLINE_S)
 
 
 # -- peers that misbehave
