@@ -104,6 +104,7 @@ class Client:
     async def head(self) -> Answer:
         async with asyncio.timeout(DEADLINE_S):
             raw = await self.reader.readuntil(b"\r\n\r\n")
+        assert raw.startswith(b"HTTP/1.1 "), raw
         first, *lines = raw[:-4].decode("latin-1").split("\r\n")
         pairs = [(n.lower(), v.strip()) for n, v in (line.split(":", 1) for line in lines)]
         return Answer(int(first.split(" ")[1]), dict(pairs), pairs)

@@ -48,6 +48,20 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def settled(value: Callable[[], int]) -> int:
+    """The value, once it has not changed for a while."""
+    last, unchanged = value(), 0
+
+    def same() -> bool:
+        nonlocal last, unchanged
+        unchanged = unchanged + 1 if value() == last else 0
+        last = value()
+        return unchanged > 100
+
+    await until(same)
+    return last
+
+
 class House:
     """Engines, a gateway before them, and clients."""
 

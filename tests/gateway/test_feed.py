@@ -152,6 +152,19 @@ async def test_the_same_table_again_renews_it_and_no_more(pki: Path, tmp_path: P
     assert gateway.standing.applied_at > 1.0
 
 
+async def test_the_newest_table_reaches_the_disk_before_the_end(pki: Path, tmp_path: Path) -> None:
+    gateway = Gateway(settings(pki, tmp_path, 1))
+    feed = Feed(gateway, gateway.settings)
+    for version in (3, 4):
+        feed.take(table([Route(model="m")], version=version))
+    await feed.stop()
+    async with asyncio.timeout(10):
+        await feed.keep()
+    kept = TableFile(tmp_path).load()
+    assert kept is not None
+    assert kept[0].version == 4
+
+
 # The file
 
 
