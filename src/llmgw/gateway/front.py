@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Protocol, cast
 
 import httptools
+import structlog
 
 from llmgw.gateway.errors import ApiError
 from llmgw.gateway.headers import (
@@ -51,6 +52,8 @@ AHEAD_LIMIT_BYTES = 64 * 1024
 """Of requests sent ahead of an answer; beyond it nothing more is read for now."""
 DROPPED_BODY_BYTES = 64 * 1024
 """A refused request's body up to this size is read and dropped, so that the connection can go on."""
+_log = structlog.get_logger("llmgw.gateway")
+
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -234,6 +237,10 @@ class ClientConnection(asyncio.Protocol):
     def _malformed(self, error: Exception) -> None:
         if self._last:
             return  # something after a request that was to be the last
+        if isinstance(error, httptools.HttpParserCallbackError):
+            _log.error("a request could not be taken in", exc_info=error)
+            self._fault = ApiError(500, "the gateway failed; its log says how", type="server_error", code="internal")
+            return
         self._service.count_bad_request()
         self._fault = ApiError(400, f"this is not an HTTP/1.1 request: {error}", code="bad_request")
 
