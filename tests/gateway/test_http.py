@@ -67,6 +67,15 @@ async def test_a_target_in_absolute_form(house: House) -> None:
     assert engine.calls[0].target == "/v1/chat/completions?a=b"
 
 
+async def test_an_answer_to_head_has_no_body(house: House) -> None:
+    await house.serve(completion)
+    client = await house.client()
+    await client.send(request(method="HEAD", path="/v1/models"))
+    answer = await client.head()
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, OPTIONS")
+    assert (await client.ask(ask())).status == 200
+
+
 # Request ids
 
 
@@ -183,6 +192,19 @@ async def test_a_large_body_with_the_model_last(house: House) -> None:
     body = body.replace(b"nobody", b"m")
     assert (await house.ask(body)).body == body
     assert len(engine.calls) == 1
+
+
+@pytest.mark.parametrize(("method", "path"), [("OPTIONS", "/v1/models"), ("GET", "/v1/models")])
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_a_body_that_nobody_wants_is_not_kept(house: House, method: str, path: str, chunked: bool) -> None:
+    await house.serve(completion)
+    client = await house.client()
+    length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 100000000"
+    await client.send(request(method=method, path=path, headers=(length,)))
+    for _ in range(70):
+        await client.send(b"400\r\n%b\r\n" % (b"x" * 1024))
+    answer = await client.answer()
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
 async def test_expect_continue(house: House) -> None:

@@ -107,6 +107,7 @@ class ClientConnection(asyncio.Protocol):
         "_answering",
         "_body",
         "_body_bytes",
+        "_body_limit",
         "_buffered",
         "_fault",
         "_head_bytes",
@@ -166,6 +167,7 @@ class ClientConnection(asyncio.Protocol):
         self._request: Request | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._body_limit = 0
 
     # asyncio.Protocol
 
@@ -302,13 +304,16 @@ class ClientConnection(asyncio.Protocol):
         self._request = request
         self._service.admit(request)
         self._phase = BODY
+        api = request.api
+        # What is not for an engine has no use for a body, and may come without a key.
+        self._body_limit = self._service.body_limit_bytes if api is not None and api.proxied else DROPPED_BODY_BYTES
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         request = self._request
         if request is not None and request.error is None:
-            if self._body_bytes > self._service.body_limit_bytes:
-                request.error = _body_too_large(self._service.body_limit_bytes)
+            if self._body_bytes > self._body_limit:
+                request.error = _body_too_large(self._body_limit)
                 self._body.clear()
             else:
                 self._body.append(body)
@@ -388,7 +393,7 @@ class ClientConnection(asyncio.Protocol):
     def _body_came(self, request: Request) -> None:
         """After a read that ended inside a request's body, or before it."""
         self._since = 0.0
-        limit = self._service.body_limit_bytes
+        limit = self._body_limit
         if request.error is None and request.content_length is not None and request.content_length > limit:
             request.error = _body_too_large(limit)
         if request.error is not None:
@@ -425,6 +430,8 @@ class ClientConnection(asyncio.Protocol):
         if self._service.stopping:
             request.keep_alive = False
         length = b"content-length: %d\r\n" % len(body) if status != 204 else b""
+        if request.method == b"HEAD":
+            body = b""
         self.write(request.head(status, [lines, length], LENGTH) + body)
         self.done()
 
