@@ -83,19 +83,18 @@ class Lab:
     root: Path
     ports: dict[str, int] = field(default_factory=dict)
     procs: list[Proc] = field(default_factory=list)
+    agents_host: str = "127.0.0.1"
 
     @classmethod
-    def make(cls, models: str = SIM, *, extra: str = "", agent_range: str = "20000-29999") -> Lab:
+    def make(cls, models: str = SIM, *, extra: str = "", agents_host: str = "127.0.0.1") -> Lab:
         root = Path(tempfile.mkdtemp(prefix="llmgw-lab-"))
         root.chmod(0o755)
-        lab = cls(root, {name: free_port() for name in ("gateway", "admin", "agents", "metrics")})
-        lab.agent_range = agent_range
+        ports = {name: free_port() for name in ("gateway", "admin", "agents", "metrics")}
+        lab = cls(root, ports, agents_host=agents_host)
         authority = Authority.create(root / "pki", cluster="lab")
         authority.issue_server(["127.0.0.1", "localhost"], root / "pki", "head")
         lab.write_server(models, extra)
         return lab
-
-    agent_range: str = "20000-29999"
 
     # -- files
 
@@ -107,7 +106,7 @@ class Lab:
         pki = self.root / "pki"
         self.server_file.write_text(
             f"cluster: lab\nlisten:\n  gateway: 127.0.0.1:{self.ports['gateway']}\n"
-            f"  admin: 127.0.0.1:{self.ports['admin']}\n  agents: 127.0.0.1:{self.ports['agents']}\n"
+            f"  admin: 127.0.0.1:{self.ports['admin']}\n  agents: {self.agents_host}:{self.ports['agents']}\n"
             f"  metrics: 127.0.0.1:{self.ports['metrics']}\n"
             f'advertise: ["https://127.0.0.1:{self.ports["agents"]}"]\n'
             f"tls: {{ca: {pki}/ca.pem, cert: {pki}/server.pem, key: {pki}/server-key.pem}}\n"
@@ -123,7 +122,7 @@ class Lab:
         path.write_text(
             f"server: https://127.0.0.1:{self.ports['agents']}\n"
             f"tls: {{ca: {folder}/ca.pem, cert: {folder}/{node}.pem, key: {folder}/{node}-key.pem}}\n"
-            f"node_id: {node}\nports: {self.agent_range}\nreconnect_base: 200ms\nreconnect_max: 1s\n"
+            f"node_id: {node}\nreconnect_base: 200ms\nreconnect_max: 1s\n"
             f"weights_dir: {folder}/weights\nengines_dir: {folder}/engines\n"
             f"supervisor: {{work_dir: {folder}/work, stop_timeout: 5s, health_interval: 500ms}}\n{extra}"
         )

@@ -39,8 +39,9 @@ class Converge:
         self._engines: tuple[EngineSpec, ...] = ()
         self._engine_tasks: dict[str, tuple[EngineSpec, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
+        self._asked = 0
         self.revision = 0
-        """The desired revision that was taken up last."""
+        """The desired revision that ``shards`` answers to; 0: none of this session yet."""
 
     def shards(self) -> tuple[ObservedShard, ...]:
         return tuple(life.runner.observed for _, life in sorted(self._lives.items()))
@@ -48,8 +49,12 @@ class Converge:
     def take(self, desired: Desired) -> None:
         self._wanted = {shard.id: shard for shard in desired.shards}
         self._engines = desired.engines
-        self.revision = desired.revision
+        self._asked = desired.revision
         self._changed.set()
+
+    def welcomed(self) -> None:
+        """A new session counts its revisions anew."""
+        self._asked = self.revision = 0
 
     def adopt(self, running: Iterable[Running], ended: Iterable[Ended], remembered: Iterable[Remembered]) -> None:
         """Takes up what an earlier agent left: shards that run, and those that ended with nobody looking."""
@@ -90,6 +95,7 @@ class Converge:
             if shard.id not in self._lives:
                 runner = ShardRunner(shard, self._rooms, self._report)
                 self._begin(runner, runner.start())
+        self.revision = self._asked
         self._report()
 
     def _begin(self, runner: ShardRunner, life: Coroutine[None, None, None]) -> None:

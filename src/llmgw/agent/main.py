@@ -139,6 +139,7 @@ class Agent:
         match frame:
             case Welcome():
                 self._said = None
+                self.converge.welcomed()
                 self._dirty.set()
             case Desired():
                 self.converge.take(frame)

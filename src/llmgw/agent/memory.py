@@ -1,6 +1,7 @@
 """What an agent must know of its shards after a restart, beside the processes: what was asked, and what was proved.
 
 One small file per shard under the work directory, 0600 since it holds the replica's key, replaced atomically.
+Writing waits for the disk: call it from a thread.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class ShardMemory:
             self._write(replace(known, proved=True))
 
     def forget(self, shard_id: str) -> None:
+        """Idempotent."""
         self._path(shard_id).unlink(missing_ok=True)
 
     def all(self) -> Iterator[Remembered]:
@@ -67,6 +69,11 @@ class ShardMemory:
             return _ADAPTER.validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, ValidationError) as error:
-            log.warning("a shard's file can't be read; it is left alone", path=str(path), reason=str(error))
-            return None
+        except OSError as error:
+            reason = str(error)
+        except ValidationError as error:
+            # Without what was found there: that may be the replica's key.
+            faults = error.errors(include_url=False, include_input=False, include_context=False)
+            reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults[:3])
+        log.warning("a shard's file can't be read; it is asked for anew", path=str(path), reason=reason)
+        return None

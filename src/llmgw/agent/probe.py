@@ -36,16 +36,28 @@ class EngineClient:
             async with (
                 asyncio.timeout(timeout_s),
                 self._session.request(
-                    probe.method, f"http://{endpoint}{probe.path}", data=probe.body, headers=headers
+                    probe.method,
+                    f"http://{endpoint}{probe.path}",
+                    data=probe.body,
+                    headers=headers,
+                    allow_redirects=False,
                 ) as answer,
             ):
-                return answer.status, await answer.content.read(ANSWER_BYTES)
+                return answer.status, await _body(answer.content)
         except TimeoutError:
             raise NoAnswer(f"no answer from {endpoint}{probe.path} within {timeout_s:g} s") from None
         except aiohttp.ClientConnectorError as error:
             raise NoAnswer(f"{endpoint}: {error.os_error.strerror}", refused=True) from None
-        except aiohttp.ClientError as error:
-            raise NoAnswer(f"{endpoint}{probe.path}: {error or type(error).__name__}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoAnswer(f"{endpoint}{probe.path}: {str(error) or type(error).__name__}") from None
 
     async def close(self) -> None:
         await self._session.close()
+
+
+async def _body(content: aiohttp.StreamReader) -> bytes:
+    """All of it, at most ANSWER_BYTES: one read gives only what has come in so far."""
+    body = bytearray()
+    while len(body) < ANSWER_BYTES and (piece := await content.read(ANSWER_BYTES - len(body))):
+        body += piece
+    return bytes(body)

@@ -6,7 +6,7 @@ changed, routes before shards: a replica leaves the table before its node is tol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from llmgw.cluster.catalog import Catalog
@@ -92,8 +92,9 @@ class Desk:
         self._plane.take(fold.joined(old, peer.hello, peer.session, peer.address, now))
 
     def _observed(self, peer: Peer, frame: Observed, now: Instant) -> None:
-        if (node := self._plane.cluster.nodes.get(peer.id)) and node.session == peer.session:
-            self._plane.take(fold.observed(node, frame, now))
+        desk, node = self.nodes.get(peer.id), self._plane.cluster.nodes.get(peer.id)
+        if desk is not None and node is not None and node.session == peer.session:
+            self._plane.take(fold.observed(node, frame, now, caught_up=frame.revision >= desk.revision))
 
     def _beat(self, peer: Peer, frame: Heartbeat, now: Instant) -> None:
         if (node := self._plane.cluster.nodes.get(peer.id)) and node.session == peer.session:
@@ -173,6 +174,9 @@ class Desk:
                 engines=catalog.engines,
             )
         )
+        node = self._plane.cluster.nodes.get(desk.peer.id)
+        if node is not None and node.session == desk.peer.session:
+            self._plane.put_node(replace(node, caught_up=False))
 
 
 def _same(now: tuple[object, ...], before: tuple[object, ...]) -> bool:

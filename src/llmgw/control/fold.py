@@ -33,6 +33,7 @@ def joined(old: Node | None, hello: Hello, session: int, address: str, now: Inst
         engines=hello.engines if hello.probed else base.engines,
         shards=hello.shards,
         weights=hello.weights,
+        caught_up=True,
     )
     notes = [] if old else [Note("node.registered", node.id, f"registered from {address}, llmgw {hello.version}")]
     if old is not None and old.session is None:
@@ -40,7 +41,8 @@ def joined(old: Node | None, hello: Hello, session: int, address: str, now: Inst
     return Folded(node, (*notes, *_news(old, node)), lasting=True)
 
 
-def observed(old: Node, frame: Observed, now: Instant) -> Folded:
+def observed(old: Node, frame: Observed, now: Instant, *, caught_up: bool = True) -> Folded:
+    """``caught_up``: the frame speaks of what the node was last asked for, not of what it was asked before."""
     node = replace(
         old,
         heard_at_s=now.monotonic_s,
@@ -49,6 +51,7 @@ def observed(old: Node, frame: Observed, now: Instant) -> Folded:
         engines=old.engines if frame.engines is None else frame.engines,
         shards=old.shards if frame.shards is None else frame.shards,
         weights=old.weights if frame.weights is None else frame.weights,
+        caught_up=caught_up,
     )
     lasting = _lasting(node) != _lasting(old)
     return Folded(node, _news(old, node), lasting)

@@ -75,7 +75,7 @@ class ModelView:
     scaled: bool
     ready: int
     why: str
-    """Why fewer are ready than wanted; empty where all are."""
+    """How many are ready, and why not more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
