@@ -166,6 +166,6 @@ def make_server(pki: Pki, delegate: Recorder, **options: Any) -> LinkServer:
         "tls": pki.server,
         "cluster": "lab",
         "epoch": 1,
-        "heartbeat_s": 0.2,
+        "heartbeat_s": 0.5,
     } | options
     return LinkServer(delegate=delegate, **settings)

@@ -261,15 +261,15 @@ class Relay:
 
 
 async def test_a_half_open_connection_is_seen_by_both_ends(serve, dial):
-    server, told = await serve(heartbeat_s=0.1)
+    server, told = await serve(heartbeat_s=0.3)
     async with Relay(server.port).open() as relay:
         end = dial(relay.port, "a", fingerprint="one")
         await end.connected()
         relay.freeze()
         state = await end.failed()
-        assert state.words == f"nothing was heard from https://127.0.0.1:{relay.port} for 0.3 s"
+        assert state.words == f"nothing was heard from https://127.0.0.1:{relay.port} for 0.9 s"
         ((_, why),) = await told.wait("closed")
-        assert why == "nothing was heard from it for 0.6 s"
+        assert why == "nothing was heard from it for 1.8 s"
         # Only now may another machine have the name.
         await dial(server.port, "a", fingerprint="two").connected()
 
@@ -282,7 +282,7 @@ def test_heartbeats_go_out_while_the_main_thread_holds_on_to_the_interpreter(pki
     class Counting(Recorder):
         def on_heartbeat(self, *_: object) -> None:
             self.told.append(())
-            if len(self.told) >= 10:
+            if len(self.told) >= 4:
                 enough.set()
 
         def on_closed(self, *_: object) -> None: ...
@@ -292,7 +292,7 @@ def test_heartbeats_go_out_while_the_main_thread_holds_on_to_the_interpreter(pki
     async def run() -> None:
         done = asyncio.Event()
         stop.append((asyncio.get_running_loop(), done))
-        server = make_server(pki, Counting(), heartbeat_s=0.05)
+        server = make_server(pki, Counting(), heartbeat_s=0.4)
         await server.start()
         ports.append(server.port)
         port.set()
