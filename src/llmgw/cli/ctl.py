@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,24 +192,26 @@ def logs(
     shard: Annotated[str, typer.Argument(help="REPLICA/RANK, or the replica alone for its rank 0.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000)] = 100,
+    output: OutputOption = Output.TABLE,
 ) -> None:
-    """An engine's own output."""
+    """An engine's own output. As JSON: one object per line."""
     rank = shard.rpartition("/")[2]
     whole = shard if rank.isdigit() else f"{shard}/0"
     with admin(context) as client:
         for line in client.lines(f"shards/{whole}/logs", lines=lines, follow=follow):
-            print(line, flush=follow)
+            print(json.dumps({"line": line}) if output is Output.JSON else line, flush=follow)
 
 
 @ctl.command()
-def backup(context: typer.Context, file: Path) -> None:
+def backup(context: typer.Context, file: Path, output: OutputOption = Output.TABLE) -> None:
     """Save a consistent copy of the store. Restoring it: docs/backup.md."""
     if file.exists():
         print(f"llmgw ctl: {file} exists already; name another file", file=sys.stderr)
         raise typer.Exit(1)
     with admin(context) as client:
         written = client.download("backup", file)
-    print(f"{file}: {written} bytes")
+    answer = {"file": str(file), "bytes": written}
+    show(answer, output, lambda _: print(f"{file}: {written} bytes"))
 
 
 @ctl.command()
