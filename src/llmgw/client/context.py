@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llmgw.private_file import write_private
+
 
 class ContextError(Exception):
     """There is no usable context; the message says how to give one."""
@@ -60,12 +62,7 @@ def find_context(
 
 def write_context(context: Context, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(context), file, indent=2)
-        file.write("\n")
-    partial.rename(path)
+    write_private(path, json.dumps(asdict(context), indent=2) + "\n")
 
 
 def _read(path: Path) -> Context:

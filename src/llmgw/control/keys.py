@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
-from pathlib import Path
 
 from llmgw.store.base import ApiKey
 
@@ -21,18 +19,6 @@ def new_key(name: str, models: tuple[str, ...], now_s: float) -> tuple[ApiKey, s
     text = "sk-" + secrets.token_urlsafe(32)
     public = "key-" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(8))
     return ApiKey(id=public, name=name, hash=digest(text), created_at=now_s, models=models), text
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
 
 
 def new_admin_token() -> str:

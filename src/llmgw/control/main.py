@@ -18,7 +18,7 @@ from llmgw.config import HostPort, ServerConfig
 from llmgw.control.api import Rooms, make_app
 from llmgw.control.desk import Desk
 from llmgw.control.errors import ApiError
-from llmgw.control.keys import digest, new_admin_token, write_secret
+from llmgw.control.keys import digest, new_admin_token
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Deposed, Plane
 from llmgw.control.reload import Reloader
@@ -26,6 +26,7 @@ from llmgw.control.serials import Serials
 from llmgw.link.listener import ListenError
 from llmgw.link.server import LinkServer, ServerIdentity
 from llmgw.pki.names import IdentityError
+from llmgw.private_file import write_private
 from llmgw.process.errors import ProcessError
 from llmgw.process.kept import Kept, Program, llmgw_argv
 from llmgw.store import open_store, state_dir
@@ -169,7 +170,7 @@ async def _admin_token(folder: Path, store: Store, epoch: int, known: str | None
     if known is not None:
         return known
     token = new_admin_token()
-    write_secret(folder / "admin-token", token)
+    write_private(folder / "admin-token", token + "\n")
     await store.set_admin_token(epoch, digest(token))
     return digest(token)
 

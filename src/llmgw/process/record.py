@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmgw.private_file import write_private
 from llmgw.process.errors import RecordError
 from llmgw.process.identity import Identity
 
@@ -115,7 +116,7 @@ def write_spec(spec: DetachedSpec) -> None:
     if used:
         raise FileExistsError(f"{record_dir} already holds the {used[0]} of another start")
     _preallocate_exit(record_dir)
-    write_atomically(record_dir / "spec.json", json.dumps({"format": _FORMAT, **asdict(spec)}))
+    write_private(record_dir / "spec.json", json.dumps({"format": _FORMAT, **asdict(spec)}))
 
 
 def claim_spec(record_dir: str | Path) -> DetachedSpec | None:
@@ -143,7 +144,7 @@ def void_spec(record_dir: str | Path) -> bool:
 
 def write_record(record_dir: str | Path, record: Record) -> None:
     text = json.dumps({"format": _FORMAT, **asdict(record)})
-    write_atomically(path_of(record_dir, "record.json"), text)
+    write_private(path_of(record_dir, "record.json"), text)
 
 
 def settle(record_dir: str | Path) -> None:
@@ -245,22 +246,6 @@ def lock_is_held(record_dir: str | Path) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Whole or not at all, also through a power cut. 0600."""
-    draft = path.with_name(f".{path.name}.draft")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(draft, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _preallocate_exit(record_dir: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from llmgw.engines.builds import DEFAULT_MODEL_SOURCE
 from llmgw.pki.authority import Authority
 from llmgw.pki.certificate import facts_of, read_certificate
+from llmgw.private_file import write_private
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 GGUF_MAGIC = b"GGUF"
@@ -117,7 +117,7 @@ def _with_gateway(home: Home, known: Ports, gateway: int) -> Ports:
 
 
 def _keep(home: Home, ports: Ports) -> Ports:
-    _write(home.ports_file, json.dumps(asdict(ports)) + "\n")
+    write_private(home.ports_file, json.dumps(asdict(ports)) + "\n")
     return ports
 
 
@@ -164,10 +164,10 @@ def write_files(home: Home, ports: Ports, serve: Serve, node: str, asked: bool) 
     ``asked`` is True where flags say what to serve: then an edited file is a refusal, not something to overwrite.
     """
     if not _edited(home.agent_file):
-        _write(home.agent_file, _sealed(agent_yaml(home, ports, node)))
+        write_private(home.agent_file, _sealed(agent_yaml(home, ports, node)))
     ours = not _edited(home.server_file)
     if ours:
-        _write(home.server_file, _sealed(server_yaml(home, ports, serve)))
+        write_private(home.server_file, _sealed(server_yaml(home, ports, serve)))
     elif asked:
         raise UpRefused(
             f"{home.server_file} was edited by hand, and the flags say what to serve: "
@@ -266,18 +266,10 @@ def client_key(home: Home) -> str | None:
 
 
 def keep_client_key(home: Home, key: str) -> None:
-    _write(home.key, key + "\n")
+    write_private(home.key, key + "\n")
 
 
 def node_name() -> str:
     """This machine's name as a node id."""
     name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip("-.")
     return name or "node-" + secrets.token_hex(3)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    partial.rename(path)
