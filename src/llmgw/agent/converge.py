@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
 from llmgw.agent.memory import Remembered
-from llmgw.agent.shard import Rooms, ShardRunner
+from llmgw.agent.presence import Presence, Rooms, Stray
+from llmgw.agent.shard import ShardRunner
 from llmgw.agent.supervisor import Ended, Running
 from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import DesiredShard, EngineState, ObservedShard
+from llmgw.cluster.model import DesiredShard, EngineState, ObservedShard, ShardState
 from llmgw.link.messages import Desired
 
 log = structlog.get_logger()
@@ -23,7 +25,7 @@ RETRY_MOST_S = 600.0
 
 @dataclass(slots=True)
 class Life:
-    runner: ShardRunner
+    runner: Presence
     task: asyncio.Task[None]
     ending: asyncio.Task[None] | None = None
 
@@ -60,14 +62,19 @@ class Converge:
         """Takes up what an earlier agent left: shards that run, and those that ended with nobody looking."""
         known = {(each.shard.id, each.shard.generation): each for each in remembered}
         for run in running:
-            if found := known.get((run.shard_id, run.generation)):
+            if found := known.pop((run.shard_id, run.generation), None):
                 runner = ShardRunner(found.shard, self._rooms, self._report, pid=run.pid)
                 self._begin(runner, runner.resume(found))
+            else:
+                log.warning("an engine runs and what was asked of it is not known", shard=run.shard_id, pid=run.pid)
+                self._begin(Stray.running(run, self._rooms, self._report), _over())
         for end in ended:
-            if found := known.get((end.shard_id, end.generation)):
-                runner = ShardRunner(found.shard, self._rooms, self._report)
-                runner.ended_unseen(end.exit)
-                self._begin(runner, _over())
+            known.pop((end.shard_id, end.generation), None)
+            self._begin(Stray.ended(end, self._rooms, self._report), _over())
+        for shard_id, _ in known:
+            if shard_id not in self._lives:
+                with suppress(OSError):
+                    self._rooms.memory.forget(shard_id)  # written down, and never started
 
     async def run(self) -> None:
         """Converges until cancelled. What runs then goes on running."""
@@ -88,9 +95,15 @@ class Converge:
         wanted = self._wanted
         if wanted is None:
             return
-        for shard_id, life in self._lives.items():
-            if life.ending is None and not _same(life.runner.shard, wanted.get(shard_id)):
+        for shard_id, life in list(self._lives.items()):
+            if life.ending is not None:
+                continue
+            shard = wanted.get(shard_id)
+            if shard is None or shard.generation != life.runner.generation:
                 life.ending = self._task(self._end(life), f"end of {shard_id}")
+            elif isinstance(life.runner, Stray) and life.runner.observed.state is not ShardState.FAILED:
+                runner = ShardRunner(shard, self._rooms, self._report, pid=life.runner.observed.pid)
+                self._begin(runner, runner.recognise())
         for shard in wanted.values():
             if shard.id not in self._lives:
                 runner = ShardRunner(shard, self._rooms, self._report)
@@ -98,18 +111,17 @@ class Converge:
         self.revision = self._asked
         self._report()
 
-    def _begin(self, runner: ShardRunner, life: Coroutine[None, None, None]) -> None:
-        self._lives[runner.shard.id] = Life(runner, self._task(life, f"shard {runner.shard.id}"))
+    def _begin(self, runner: Presence, life: Coroutine[None, None, None]) -> None:
+        self._lives[runner.id] = Life(runner, self._task(life, f"shard {runner.id}"))
 
     async def _end(self, life: Life) -> None:
         """Ends a shard's life; a newer generation of it begins only after that."""
         life.task.cancel()
         await asyncio.gather(life.task, return_exceptions=True)
         await life.runner.stop()
-        if self._wanted is None or life.runner.shard.id not in self._wanted:
+        if self._wanted is None or life.runner.id not in self._wanted:
             await life.runner.forget()
-        del self._lives[life.runner.shard.id]
-        self._report()
+        del self._lives[life.runner.id]
         self._changed.set()
 
     def _task(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
@@ -133,18 +145,17 @@ class Converge:
         """Installs one engine, and tries again after a minute, backing off to ten, until it is there."""
         pause = RETRY_FIRST_S
         while True:
-            if await self._rooms.installer.ensure(spec) is EngineState.INSTALLED:
-                return
+            try:
+                if await self._rooms.installer.ensure(spec) is EngineState.INSTALLED:
+                    return
+            except Exception:
+                log.exception("a fault of the agent's own; the engine is tried again", engine=spec.name)
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_MOST_S)
 
 
-def _same(shard: DesiredShard, wanted: DesiredShard | None) -> bool:
-    return wanted is not None and wanted.generation == shard.generation
-
-
 async def _over() -> None:
-    """The life of a shard that had ended before this agent began."""
+    """The life of a shard that nothing is done about, until the control plane has said what it wants."""
 
 
 def _say_crash(task: asyncio.Task[None]) -> None:

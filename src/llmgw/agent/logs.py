@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.link.messages import LogLines, LogsCancel, LogsRequest
+
+log = structlog.get_logger()
 
 
 class LogReader:
@@ -16,21 +20,35 @@ class LogReader:
         self._supervisor = supervisor
         self._send = send
         self._readings: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that were cancelled and have not ended yet as well."""
 
     def take(self, frame: LogsRequest | LogsCancel) -> None:
         if isinstance(frame, LogsCancel):
             if task := self._readings.pop(frame.id, None):
                 task.cancel()
             return
+        if older := self._readings.pop(frame.id, None):
+            older.cancel()
         task = asyncio.get_running_loop().create_task(self._read(frame), name=f"logs of {frame.shard}")
         self._readings[frame.id] = task
-        task.add_done_callback(lambda _: self._readings.pop(frame.id, None))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._over(frame.id, done))
+
+    def drop_all(self) -> None:
+        """Ends every reading: the session in which they were asked for has ended."""
+        for task in self._readings.values():
+            task.cancel()
+        self._readings.clear()
 
     async def close(self) -> None:
-        tasks = list(self._readings.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.drop_all()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _over(self, id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._readings.get(id) is task:
+            del self._readings[id]
 
     async def _read(self, request: LogsRequest) -> None:
         try:
@@ -43,6 +61,9 @@ class LogReader:
             self._send(LogLines(id=request.id, end=True, error=str(error)))
         except OSError as error:
             self._send(LogLines(id=request.id, end=True, error=f"its output can't be read: {error}"))
+        except Exception as error:
+            log.exception("a fault of the agent's own", shard=request.shard)
+            self._send(LogLines(id=request.id, end=True, error=f"a fault in the agent: {error!r}; see its log"))
 
     async def _follow(self, request: LogsRequest) -> None:
         async for lines in self._supervisor.follow(request.shard, request.lines):

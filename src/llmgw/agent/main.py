@@ -7,7 +7,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,8 +27,8 @@ from llmgw.agent.discovery import (
 from llmgw.agent.install import Installer
 from llmgw.agent.logs import LogReader
 from llmgw.agent.memory import ShardMemory
+from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
-from llmgw.agent.shard import Rooms
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.agent.weights import WeightStore
 from llmgw.cluster.model import EngineOnNode, Inventory
@@ -41,6 +42,8 @@ log = structlog.get_logger()
 
 REDISCOVER_S = 60.0
 REPROVE_S = 600.0
+FIRST_LOOK_S = 5.0
+"""How long the start waits for the weights to be looked at; what is found later is said later."""
 ENGINE_USER = "llmgw-engine"
 
 T = TypeVar("T")
@@ -61,7 +64,8 @@ class Agent:
         self._probed = False
         self._engines_changed = asyncio.Event()
         self._dirty = asyncio.Event()
-        self._welcomed = False
+        self._held: tuple[str, ...] = ()
+        self._instance = secrets.token_hex(4)
         self._said: Observed | None = None
         self.id = config.node_id or socket.gethostname()
         work_dir = config.supervisor.work_dir
@@ -80,7 +84,9 @@ class Agent:
             inventory=lambda: self._inventory,
             report=self._engine_said,
         )
-        self.weights = WeightStore(weights_dir=config.weights_dir, model_dirs=config.model_dirs)
+        self.weights = WeightStore(
+            weights_dir=config.weights_dir, model_dirs=config.model_dirs, report=self._weights_held
+        )
         self.client = EngineClient()
         self._memory = ShardMemory(work_dir / "wanted")
         rooms = Rooms(
@@ -92,6 +98,7 @@ class Agent:
             host=lambda: self._inventory.mgmt_addr,
             health_interval_s=config.supervisor.health_interval_s,
             engines_changed=lambda: self._engines_changed,
+            engine_now=lambda name: next((engine for engine in self._engines if engine.name == name), None),
         )
         self.converge = Converge(rooms, self._dirty.set)
         self.link = LinkClient(
@@ -110,22 +117,28 @@ class Agent:
         self._logs = LogReader(self.supervisor, self.link.send)
 
     async def run(self, stop: asyncio.Event) -> None:
-        await self._adopt()
-        self.link.start()
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self.converge.run()),
-                group.create_task(self._report()),
-                group.create_task(self._probe_engines()),
-                group.create_task(self._rediscover()),
-            ]
-            await stop.wait()
-            for task in tasks:
-                task.cancel()
-        await asyncio.to_thread(self.link.stop)
-        await self._logs.close()
-        await self.supervisor.close()
-        await self.client.close()
+        try:
+            await self._adopt()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK_S):
+                    await self._look_for_weights()
+            self.link.start()
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self.converge.run()),
+                    group.create_task(self._report()),
+                    group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
+                    group.create_task(_every(REDISCOVER_S, self._look_again)),
+                    group.create_task(_every(REDISCOVER_S, self._look_for_weights)),
+                ]
+                await stop.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await asyncio.to_thread(self.link.stop)
+            await self._logs.close()
+            await self.supervisor.close()
+            await self.client.close()
 
     async def _adopt(self) -> None:
         running = await self.supervisor.adopt()
@@ -140,6 +153,7 @@ class Agent:
             case Welcome():
                 self._said = None
                 self.converge.welcomed()
+                self._logs.drop_all()  # whoever asked for them has gone, or asks anew
                 self._dirty.set()
             case Desired():
                 self.converge.take(frame)
@@ -155,13 +169,13 @@ class Agent:
             version=VERSION,
             fingerprint=machine_fingerprint(Path("/")),
             boot_id=boot_id(Path("/")),
-            instance=secrets.token_hex(4),
+            instance=self._instance,
             inventory=self._now_inventory(),
             vitals=read_vitals(self._config.weights_dir),
             probed=self._probed,
             engines=self._engines,
             shards=self.converge.shards(),
-            weights=self.weights.held(),
+            weights=self._held,
         )
 
     def _now_inventory(self) -> Inventory:
@@ -180,7 +194,7 @@ class Agent:
                 probed=self._probed,
                 engines=self._engines,
                 shards=self.converge.shards(),
-                weights=self.weights.held(),
+                weights=self._held,
             )
             if now != self._said and self.link.state.connected:
                 self.link.send(_what_changed(self._said, now))
@@ -197,21 +211,27 @@ class Agent:
     # -- what is looked at again
 
     async def _probe_engines(self) -> None:
-        while True:
-            for engine in await self.installer.probe():
-                self._engine_said(engine)
-            self._probed = True
-            self._dirty.set()
-            await asyncio.sleep(REPROVE_S)
+        for engine in await self.installer.probe():
+            self._engine_said(engine)
+        self._probed = True
+        self._dirty.set()
 
-    async def _rediscover(self) -> None:
-        while True:
-            await asyncio.sleep(REDISCOVER_S)
-            try:
-                self._inventory = await discover(settings_of(self._config), self._inventory)
-            except DiscoveryRefused as error:
-                log.error("this machine changed under its configuration; what was known stays", reason=str(error))
-            self._dirty.set()
+    async def _look_again(self) -> None:
+        """The machine and its weights may have changed. All is said anew then, in case that something was lost."""
+        try:
+            self._inventory = await discover(settings_of(self._config), self._inventory)
+        except DiscoveryRefused as error:
+            log.error("this machine changed under its configuration; what was known stays", reason=str(error))
+        self._said = None
+        self._dirty.set()
+
+    async def _look_for_weights(self) -> None:
+        """In a thread: the folders may lie on a file system that does not answer."""
+        self._weights_held(await asyncio.to_thread(self.weights.held))
+
+    def _weights_held(self, held: tuple[str, ...]) -> None:
+        self._held = held
+        self._dirty.set()
 
     # -- between the stream's thread and this loop
 
@@ -223,6 +243,18 @@ class Agent:
             return read()
 
         return asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result(timeout=30)
+
+
+async def _every(pause_s: float, look: Callable[[], Awaitable[None]], *, at_once: bool = False) -> None:
+    """Looks after every pause. A look that fails is said, and nothing else ends with it."""
+    pause = 0.0 if at_once else pause_s
+    while True:
+        await asyncio.sleep(pause)
+        pause = pause_s
+        try:
+            await look()
+        except Exception:
+            log.exception("a fault of the agent's own; what was known stays", look=getattr(look, "__name__", ""))
 
 
 def _what_changed(said: Observed | None, now: Observed) -> Observed:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
@@ -52,7 +53,7 @@ class ShardMemory:
                 yield known
 
     def _path(self, shard_id: str) -> Path:
-        return self._folder / f"{shard_id.replace('/', '-')}.json"
+        return self._folder / f"{quote(shard_id, safe='')}.json"
 
     def _write(self, remembered: Remembered) -> None:
         path = self._path(remembered.shard.id)

@@ -10,18 +10,18 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from llmgw.agent import ports
-from llmgw.agent.install import Installer, Program
-from llmgw.agent.memory import Remembered, ShardMemory
-from llmgw.agent.probe import HEALTH_TIMEOUT_S, EngineClient, NoAnswer
-from llmgw.agent.supervisor import ProcessSpec, StartError, StopError, Supervisor
-from llmgw.agent.weights import WeightsRefused, WeightStore
-from llmgw.cluster.model import DesiredShard, Exit, ObservedShard, ShardState
+from llmgw.agent.install import Program
+from llmgw.agent.memory import Remembered
+from llmgw.agent.presence import Presence, Rooms
+from llmgw.agent.probe import HEALTH_TIMEOUT_S, NoAnswer
+from llmgw.agent.supervisor import ProcessSpec, StartError, StopError
+from llmgw.agent.weights import WeightsRefused
+from llmgw.cluster.model import DesiredShard, Exit, ShardState
 from llmgw.engines.base import Command, Engine, EngineUnhealthy, Launch
 from llmgw.engines.registry import EngineNotRun, engine
 
@@ -31,7 +31,6 @@ UNHEALTHY_S = 30.0
 """A shard that was ready and gives no healthy answer for this long has failed: it is stopped, and said so."""
 PROOF_TIMEOUT_S = 120.0
 LOADING_POLL_S = 0.25
-STOP_AGAIN_S = 10.0
 
 
 class Failed(Exception):
@@ -43,61 +42,37 @@ class Failed(Exception):
         self.port_taken = port_taken
 
 
-@dataclass(frozen=True, slots=True)
-class Rooms:
-    """What runners share on a node."""
-
-    supervisor: Supervisor
-    installer: Installer
-    weights: WeightStore
-    client: EngineClient
-    memory: ShardMemory
-    host: Callable[[], str]
-    """The address that engines listen on: the node's management address."""
-    health_interval_s: float
-    engines_changed: Callable[[], asyncio.Event]
-
-
-class ShardRunner:
+class ShardRunner(Presence):
     def __init__(self, shard: DesiredShard, rooms: Rooms, report: Callable[[], None], pid: int | None = None) -> None:
+        super().__init__(shard.id, shard.generation, rooms, report, pid)
         self.shard = shard
-        self._rooms = rooms
-        self._report = report
-        self.observed = ObservedShard(
-            id=shard.id, generation=shard.generation, state=ShardState.WANTED, since=time.time(), pid=pid
-        )
+        self._given_up = ""
+        """Why its engine is being stopped by the agent itself; empty: it is not."""
 
     async def start(self) -> None:
         """From nothing until the shard has ended. Never raises for what can go wrong with a shard: it is reported."""
         await self._live(self._start())
 
-    async def resume(self, remembered: Remembered) -> None:
-        """Takes up a shard whose engine outlived an earlier agent."""
+    def resume(self, remembered: Remembered) -> Coroutine[None, None, None]:
+        """Takes up a shard whose engine outlived an earlier agent: its state at once, its life when it is run."""
         if remembered.proved:
             self._say(ShardState.READY, "adopted: its engine outlived the agent", endpoint=remembered.endpoint)
         else:
             self._say(ShardState.STARTING, "adopted: its engine outlived the agent", endpoint=remembered.endpoint)
-        await self._live(self._watch(engine(self.shard.profile.engine), remembered.endpoint, remembered.proved))
+        return self._live(self._watch(engine(self.shard.profile.engine), remembered.endpoint, remembered.proved))
 
-    def ended_unseen(self, exit: Exit) -> None:
-        """Its engine ended while no agent was looking."""
-        self._fail(Failed(f"the engine {exit} while no agent was running", exit=exit))
+    async def recognise(self) -> None:
+        """Takes up a shard whose engine outlived an earlier agent, where only the engine was left to tell of it."""
+        await self._live(self._recognise())
 
-    async def stop(self) -> None:
-        """Stops the engine's whole group; returns when it is gone. The caller cancels and awaits the life first."""
-        self._say(ShardState.STOPPING, "stopping: no longer wanted here")
-        while True:
-            try:
-                await self._rooms.supervisor.stop(self.shard.id)
-                return
-            except StopError as error:
-                self._say(ShardState.STOPPING, str(error))
-                await asyncio.sleep(STOP_AGAIN_S)
-
-    async def forget(self) -> None:
-        """Removes what is left of a shard that is no longer wanted here at all, its output included."""
-        await self._rooms.supervisor.forget(self.shard.id)
-        self._rooms.memory.forget(self.shard.id)
+    async def _recognise(self) -> None:
+        endpoint = f"{self._rooms.host()}:{self.shard.placement.port}"
+        try:
+            await self._remember(endpoint)
+        except Failed as failure:
+            log.warning("a shard serves on, but an agent to come won't know it", shard=self.id, reason=str(failure))
+        self._say(ShardState.STARTING, "adopted: its engine outlived the agent", endpoint=endpoint)
+        await self._watch(engine(self.shard.profile.engine), endpoint, False)
 
     async def _live(self, life: Coroutine[None, None, None]) -> None:
         try:
@@ -108,8 +83,8 @@ class ShardRunner:
             self._fail(Failed(str(refusal)))
         except Exception as error:
             # A fault of our own must not leave a shard that says "loading" for ever.
-            log.exception("a fault of the agent's own", shard=self.shard.id)
-            self._fail(Failed(f"a fault in the agent: {error!r}; see its log"))
+            log.exception("a fault of the agent's own", shard=self.id)
+            self._fail(Failed(f"a fault in the agent: {_innermost(error)!r}; see its log"))
 
     # -- from nothing to a process
 
@@ -120,11 +95,10 @@ class ShardRunner:
         program = await self._program(adapter)
         weights = await self._weights(adapter)
         host = self._rooms.host()
-        if words := await asyncio.to_thread(ports.taken, host, self.shard.placement.port):
-            raise Failed(words, port_taken=True)
+        await self._require_port(host, self.shard.placement.port)
         command = adapter.command(self._launch(program, host, weights))
         self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint)
-        self._rooms.memory.remember(self.shard, command.endpoint)
+        await self._remember(command.endpoint)
         pid = await self._spawn(command, program, weights)
         self._say(ShardState.LOADING, "the engine is starting", endpoint=command.endpoint, pid=pid)
         await self._watch(adapter, command.endpoint, False)
@@ -134,8 +108,27 @@ class ShardRunner:
             changed = self._rooms.engines_changed()
             if program := self._rooms.installer.program(adapter.name):
                 return program
-            self._say(ShardState.PREPARING, f"waiting for {adapter.name} on this node")
+            now = self._rooms.engine_now(adapter.name)
+            how = f": {now.state.value}{', ' if now.words else ''}{now.words}" if now is not None else ""
+            self._say(ShardState.PREPARING, f"waiting for {adapter.name} on this node{how}")
             await changed.wait()
+
+    async def _require_port(self, host: str, port: int) -> None:
+        try:
+            words = await asyncio.to_thread(ports.taken, host, port)
+        except OSError as error:
+            raise Failed(
+                f"nothing can listen on {host}: {error.strerror}; is that an address of this node? "
+                "(`mgmt_addr` in the agent's file)"
+            ) from error
+        if words is not None:
+            raise Failed(words, port_taken=True)
+
+    async def _remember(self, endpoint: str | None) -> None:
+        try:
+            await _to_the_end(lambda: self._rooms.memory.remember(self.shard, endpoint))
+        except OSError as error:
+            raise Failed(f"what was asked can't be written down: {error}") from error
 
     async def _weights(self, adapter: Engine) -> Path | None:
         if not adapter.needs_weights:
@@ -156,15 +149,15 @@ class ShardRunner:
             program=program.argv,
             host=host,
             weights=str(weights) if weights else None,
-            work_dir=str(self._rooms.supervisor.work_dir(self.shard.id)),
+            work_dir=str(self._rooms.supervisor.work_dir(self.id)),
             help_text=program.help_text,
             cores=len(os.sched_getaffinity(0)),
         )
 
     async def _spawn(self, command: Command, program: Program, weights: Path | None) -> int:
         spec = ProcessSpec(
-            shard_id=self.shard.id,
-            generation=self.shard.generation,
+            shard_id=self.id,
+            generation=self.generation,
             argv=command.argv,
             env=dict(command.env),
             files=dict(command.files),
@@ -178,25 +171,29 @@ class ShardRunner:
     # -- from a process to its end
 
     async def _watch(self, adapter: Engine, endpoint: str | None, proved: bool) -> None:
-        async with asyncio.TaskGroup() as group:
-            health = group.create_task(self._healthy_on(adapter, endpoint, proved))
-            exit = await self._rooms.supervisor.wait(self.shard.id)
-            health.cancel()
-        if health.done() and not health.cancelled() and (words := health.result()):
-            raise Failed(words, exit=exit)
-        raise Failed(f"the engine {exit}", exit=exit)
+        exit, stuck = Exit(), ""
+        try:
+            async with asyncio.TaskGroup() as group:
+                health = group.create_task(self._healthy_on(adapter, endpoint, proved))
+                exit = await self._rooms.supervisor.wait(self.id)
+                health.cancel()
+        except* StopError as errors:
+            stuck = str(_innermost(errors))
+        if stuck:
+            raise Failed(f"{self._given_up}; {stuck}" if self._given_up else stuck)
+        raise Failed(self._given_up or f"the engine {exit}", exit=exit)
 
-    async def _healthy_on(self, adapter: Engine, endpoint: str | None, proved: bool) -> str | None:
-        """Watches until the engine has to be given up on; then stops it and returns why."""
+    async def _healthy_on(self, adapter: Engine, endpoint: str | None, proved: bool) -> None:
+        """Watches until the engine has to be given up on; then stops it."""
         try:
             if not proved:
                 await self._prove(adapter, endpoint)
             await self._stay_healthy(adapter, endpoint)
         except Failed as failure:
-            log.warning("giving up on a shard", shard=self.shard.id, reason=str(failure))
-            await self._rooms.supervisor.stop(self.shard.id)
-            return str(failure)
-        return None
+            # Kept before the stop: whoever waits for the engine's end may see it before this does.
+            self._given_up = str(failure)
+            log.warning("giving up on a shard", shard=self.id, reason=self._given_up)
+            await self._rooms.supervisor.stop(self.id)
 
     async def _prove(self, adapter: Engine, endpoint: str | None) -> None:
         assert endpoint is not None, "ranks that serve nothing are not placed"
@@ -214,7 +211,11 @@ class ShardRunner:
             raise Failed(f"healthy, but the first request failed: {error}") from error
         if words := adapter.read_readiness(self.shard, status, body):
             raise Failed(words)
-        self._rooms.memory.proved(self.shard)
+        try:
+            await _to_the_end(lambda: self._rooms.memory.proved(self.shard))
+        except OSError as error:
+            # It works all the same; an agent that adopts it will have it prove itself again.
+            log.warning("that a shard was proved can't be written down", shard=self.id, reason=str(error))
         self._say(ShardState.READY, "answered its first request")
 
     async def _stay_healthy(self, adapter: Engine, endpoint: str | None) -> None:
@@ -246,9 +247,16 @@ class ShardRunner:
     def _fail(self, failure: Failed) -> None:
         self._say(ShardState.FAILED, str(failure), exit=failure.exit, port_taken=failure.port_taken, pid=None)
 
-    def _say(self, state: ShardState, why: str, **changes: object) -> None:
-        since = self.observed.since if state is self.observed.state else time.time()
-        said = replace(self.observed, state=state, why=why, since=since, **changes)  # type: ignore[arg-type]
-        if said != self.observed:
-            self.observed = said
-            self._report()
+
+async def _to_the_end(write: Callable[[], None]) -> None:
+    """Write in a thread. Whoever is cancelled waits for it, so that nothing is written after a later removal."""
+    work = asyncio.ensure_future(asyncio.to_thread(write))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return _innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

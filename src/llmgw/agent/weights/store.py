@@ -71,9 +71,9 @@ class WeightStore:
         return self._find_fetched(source, parsed) or self._find_in_model_dirs(source, parsed)
 
     def held(self) -> tuple[str, ...]:
-        """Sources held whole: those fetched ever, and the files among those that were asked for."""
+        """Sources held whole: those fetched ever, and the files among those that were asked for. From any thread."""
         fetched = [record["source"] for path, record in self._records() if self._is_whole(path, record)]
-        return tuple(sorted({*fetched, *(source for source in self._files if self.find(source))}))
+        return tuple(sorted({*fetched, *(source for source in tuple(self._files) if self.find(source))}))
 
     async def ensure(self, source: str, progress: Progress = lambda words: None) -> Path:
         """Returns where the weights lie, after fetching them if need be. Raises WeightsRefused."""
