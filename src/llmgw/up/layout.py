@@ -253,6 +253,7 @@ tls:
   cert: {json.dumps(str(home.pki / f"{node}.pem"))}
   key: {json.dumps(str(home.pki / f"{node}-key.pem"))}
 node_id: {json.dumps(node)}
+reconnect_max: 5s
 weights_dir: {json.dumps(str(home.root / "weights"))}
 engines_dir: {json.dumps(str(home.root / "engines"))}
 supervisor:
