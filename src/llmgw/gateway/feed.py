@@ -24,6 +24,9 @@ from llmgw.link.client import ClientIdentity, LinkClient, LinkState
 from llmgw.link.messages import Hello, Routes, RoutesAck
 from llmgw.version import VERSION
 
+RECONNECT_MAX_S = 5.0
+"""Gateways are few, and each second without a control plane is one with an old table."""
+
 _log = structlog.get_logger("llmgw.gateway")
 
 _Said = TypeVar("_Said")
@@ -85,6 +88,7 @@ class Feed:
             vitals=lambda: None,
             on_frame=self._on_frame,
             on_state=self._on_state,
+            reconnect_max_s=RECONNECT_MAX_S,
         )
         self._link.start()
 
