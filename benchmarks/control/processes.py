@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,10 +41,13 @@ def quick_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="llmgw-bench-pki-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(*names: str) -> dict[str, int]:
+    """A port for each name. All are held at once while they are looked for: one that was let go may come again."""
+    with ExitStack() as held:
+        probes = {name: held.enter_context(socket.socket()) for name in names}
+        for probe in probes.values():
+            probe.bind(("127.0.0.1", 0))
+        return {name: int(probe.getsockname()[1]) for name, probe in probes.items()}
 
 
 class Server:
@@ -51,7 +55,7 @@ class Server:
 
     def __init__(self, pki: Path, *, core: int, others_core: int) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="llmgw-bench-"))
-        self.ports = {name: free_port() for name in ("gateway", "admin", "agents", "metrics")}
+        self.ports = free_ports("gateway", "admin", "agents", "metrics")
         self._log = (self.root / "server.log").open("wb")
         self._popen: subprocess.Popen[bytes] | None = None
         self._pki = pki

@@ -16,6 +16,17 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
+def core_busy_s(core: int) -> float:
+    """Seconds that a core has worked for anybody, this machine's hypervisor's other guests included (proc(5) stat)."""
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name == f"cpu{core}":
+            ticks = [int(text) for text in fields[:8]]
+            idle, waiting = ticks[3], ticks[4]
+            return (sum(ticks) - idle - waiting) / TICKS_PER_S
+    raise RuntimeError(f"this machine has no core {core}")
+
+
 def resident_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):

@@ -11,18 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import resource
 import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from processes import MODEL, Crowd, Server, make_pki, quick_directory
-from readings import cpu_s, percentile, resident_bytes
+from readings import core_busy_s, cpu_s, percentile, resident_bytes
 
 from llmgw.client import AdminClient
+from llmgw.version import VERSION
 
 POLL_S = 0.1
 NODES_CALLS = 20
@@ -42,6 +45,8 @@ class Row:
     registrations_s: list[float] = field(default_factory=list)
     """From dial to welcome, of each agent."""
     registering_cpu_s: float = 0.0
+    others_percent: float = 0.0
+    """Of that time, how much the control plane's core worked for others: what disturbed the measurement."""
     steady_cpu_percent: float = 0.0
     """Of one core, with heartbeats alone."""
     serving_cpu_percent: float = 0.0
@@ -66,7 +71,7 @@ def measure(agents: int, pki: Path, options: argparse.Namespace, cores: tuple[in
         server.start()
         crowd = Crowd(agents, pki, server.url, within_s=options.within, core=cores[1])
         with server.admin() as admin:
-            _register(row, server, crowd, admin)
+            _register(row, server, crowd, admin, cores[0])
             row.steady_cpu_percent = _steady(server.pid, options.seconds)
             _list_nodes(row, admin)
             _scale(row, server, admin)
@@ -84,15 +89,17 @@ def measure(agents: int, pki: Path, options: argparse.Namespace, cores: tuple[in
     return row
 
 
-def _register(row: Row, server: Server, crowd: Crowd, admin: AdminClient) -> None:
+def _register(row: Row, server: Server, crowd: Crowd, admin: AdminClient, core: int) -> None:
     row.resident_bytes.append(resident_bytes(server.pid))
-    before_s = cpu_s(server.pid)
+    before_s, busy_s, asked_s = cpu_s(server.pid), core_busy_s(core), time.monotonic()
     crowd.connect()
     told = crowd.report()
     _until(admin, "nodes", row.agents)
     row.all_ready_s = time.monotonic() - told["began_s"]
     row.registrations_s = told["registrations_s"]
     row.registering_cpu_s = cpu_s(server.pid) - before_s
+    others_s = core_busy_s(core) - busy_s - row.registering_cpu_s
+    row.others_percent = max(0.0, 100 * others_s / (time.monotonic() - asked_s))
     row.resident_bytes.append(resident_bytes(server.pid))
 
 
@@ -135,9 +142,9 @@ def _until(admin: AdminClient, what: str, count: int) -> None:
 
 
 HEAD = (
-    "| agents | all ready | registration p50 / p99 | CPU per registration | steady CPU | per agent "
-    "| with N replicas | memory start / registered / end | `GET nodes` p50 / max | scale to N | again |\n"
-    + "| ---: " * 11
+    "| agents | all ready | registration p50 / p99 | CPU per registration | core held by others | steady CPU "
+    "| per agent | with N replicas | memory start / registered / end | `GET nodes` p50 / max | scale to N | again |\n"
+    + "| ---: " * 12
     + "|"
 )
 
@@ -149,6 +156,7 @@ def line(row: Row) -> str:
         f"{row.all_ready_s:.1f} s",
         f"{percentile(row.registrations_s, 50):.2f} / {percentile(row.registrations_s, 99):.2f} s",
         f"{1000 * row.registering_cpu_s / row.agents:.1f} ms",
+        f"{row.others_percent:.0f} %",
         f"{row.steady_cpu_percent:.1f} %",
         f"{row.steady_cpu_percent / row.agents:.3f} %",
         f"{row.serving_cpu_percent:.1f} %",
@@ -169,6 +177,24 @@ def allow_files(agents: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         sys.exit(f"{agents} agents need {needed} open files, and the hard limit is {hard}: raise it (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def machine() -> str:
+    """Where and when this is measured, and how busy the machine is with other things."""
+    model = next(
+        (
+            text.partition(":")[2].strip()
+            for text in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in text
+        ),
+        platform.machine(),
+    )
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    load = " ".join(f"{average:.1f}" for average in os.getloadavg())
+    return (
+        f"{when}, {model}, {os.cpu_count()} cores, load average {load}, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, llmgw v{VERSION}."
+    )
 
 
 def choose_cores() -> tuple[int, int]:
@@ -194,8 +220,8 @@ def main() -> None:
     try:
         began_s = time.monotonic()
         make_pki(pki / "pki", max(counts))
-        print(f"{max(counts)} certificates in {time.monotonic() - began_s:.1f} s; ", end="", file=sys.stderr)
-        print(f"control plane on core {cores[0]}, all else on core {cores[1]}", file=sys.stderr)
+        print(f"{max(counts)} certificates in {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+        print(f"{machine()}\nControl plane on core {cores[0]}, all else on core {cores[1]}.\n")
         os.sched_setaffinity(0, {cores[1]})
         print(HEAD, flush=True)
         for count in counts:
