@@ -317,7 +317,7 @@ class DesiredShard:
     source: str | None
     profile: Profile
     placement: Placement
-    api_key: str
+    api_key: str = field(repr=False)
     """Key that the engine asks for: one per replica, known to the gateway alone."""
 
 
@@ -329,7 +329,7 @@ class Endpoint:
     generation: int
     url: str
     """http://host:port"""
-    api_key: str
+    api_key: str = field(repr=False)
     preferred: bool = True
     """False while the node is suspect: used when nothing better is there."""
     max_concurrency: int | None = None
@@ -359,7 +359,7 @@ class Cluster:
     """Stored overrides of ``replicas`` (``ctl scale``), by model."""
     replicas_made: Mapping[str, int] = field(default_factory=dict)
     """How many replicas each model ever had: ids are made from it and never reused."""
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     """Replica keys are derived from it. Made once, at the store's birth."""
     suspect_after_s: float = 15.0
     lost_after_s: float = 30.0

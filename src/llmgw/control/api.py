@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmgw.control import views
 from llmgw.control.desk import Desk
@@ -44,6 +47,9 @@ class Rooms:
     admin_token_hash: str
 
 
+BODY_LIMIT_BYTES = 1 << 20
+FAULTS_SAID = 10
+NUMBER = re.compile(r"[0-9]{1,4}")
 BEARER = HTTPBearer(auto_error=False)
 
 
@@ -67,14 +73,36 @@ class KeyMade(BaseModel):
 
 
 def make_app(rooms: Rooms) -> FastAPI:
-    app = FastAPI(title="llmgw admin API", version=VERSION, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="llmgw admin API", version=VERSION, docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app.add_middleware(BodyLimit)
     app.include_router(_public(rooms))
     app.include_router(_admin(rooms), dependencies=[Depends(_bearer(rooms.admin_token_hash))])
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(StoreError, _store_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _fault)
     return app
+
+
+class BodyLimit:
+    """Reads no more of a request's body than any request here needs: it is read before the token is looked at."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read = 0
+
+        async def limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > BODY_LIMIT_BYTES:
+                raise HTTPException(413, f"the body is larger than {BODY_LIMIT_BYTES} bytes")
+            return message
+
+        await self._app(scope, limited if scope["type"] == "http" else receive, send)
 
 
 def _public(rooms: Rooms) -> APIRouter:
@@ -219,7 +247,11 @@ def _writes(router: APIRouter, rooms: Rooms) -> None:
     async def backup() -> FileResponse:
         folder = tempfile.TemporaryDirectory(prefix="llmgw-backup-")
         path = Path(folder.name) / "llmgw.db"
-        await plane.store.backup(str(path))
+        try:
+            await plane.store.backup(str(path))
+        except BaseException:
+            folder.cleanup()
+            raise
         return FileResponse(path, filename="llmgw.db", background=BackgroundTask(folder.cleanup))
 
 
@@ -234,15 +266,16 @@ def _streams(router: APIRouter, rooms: Rooms) -> None:
         wait_s: Annotated[float, Query(ge=0, le=60)] = 0.0,
     ) -> list[views.EventView]:
         """The newest events, or those after an id; with ``wait_s`` it waits that long for the first one."""
-        news = plane.news
-        found = await plane.store.events(after=after, subject=subject, limit=limit)
-        if not found and wait_s:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await news.wait()
-            except TimeoutError:
-                return []
+        until = plane.now().monotonic_s + wait_s
+        while True:
+            news = plane.news
             found = await plane.store.events(after=after, subject=subject, limit=limit)
+            left_s = until - plane.now().monotonic_s
+            if found or left_s <= 0:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await news.wait()
         return [views.event_view(event) for event in found]
 
     @router.get("/shards/{shard:path}/logs")
@@ -269,7 +302,7 @@ def _streams(router: APIRouter, rooms: Rooms) -> None:
 def _peer_of(rooms: Rooms, shard: str) -> Peer:
     replica_id, _, rank = shard.rpartition("/")
     replica = rooms.plane.cluster.replicas.get(replica_id)
-    if replica is None or not rank.isdigit():
+    if replica is None or not NUMBER.fullmatch(rank):
         known = [
             found.shard_id(n) for found in rooms.plane.cluster.replicas.values() for n in range(len(found.placements))
         ]
@@ -350,7 +383,17 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = "; ".join(
-        f"{'.'.join(str(part) for part in fault['loc'][1:])}: {fault['msg']}" for fault in error.errors()
-    )
+    faults = "; ".join(_fault_in_words(fault) for fault in error.errors()[:FAULTS_SAID])
     return JSONResponse(ApiError(422, "malformed", faults, "see /docs").body(), status_code=422)
+
+
+def _fault_in_words(fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "json_invalid":
+        return f"the body is no JSON: {fault.get('ctx', {}).get('error', fault['msg'])}"
+    return f"{'.'.join(str(part) for part in fault['loc'][1:]) or 'the body'}: {fault['msg']}"
+
+
+async def _fault(_: Request, error: Exception) -> JSONResponse:
+    # What happened stands in the log, with its traceback: the server writes it there once this is answered.
+    words = f"a fault of llmgw's own: {type(error).__name__}"
+    return JSONResponse(ApiError(500, "fault", words, "see the control plane's log").body(), status_code=500)

@@ -23,4 +23,4 @@ class ApiError(Exception):
 
 def not_found(what: str, name: str, known: list[str]) -> ApiError:
     known_words = f"known: {', '.join(sorted(known)[:20])}" if known else f"there is no {what} yet"
-    return ApiError(404, f"{what}_not_found", f"no {what} is called {name!r}", known_words)
+    return ApiError(404, f"{what}_not_found", f"no {what} is called {name[:100]!r}", known_words)

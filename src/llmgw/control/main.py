@@ -36,6 +36,7 @@ from llmgw.version import VERSION
 log = structlog.get_logger()
 
 HEARTBEAT_S = 5.0
+KEEP_AGAIN_S = 10.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -135,6 +136,9 @@ async def _reload(reloader: Reloader) -> None:
         log.info("configuration reloaded", changed=await reloader.reload())
     except ApiError as error:
         log.error("the changed configuration is refused; nothing was changed", reason=error.message)
+    except Exception:
+        # Nobody asked in a way that could be answered, and what runs must not end by it.
+        log.exception("a fault of llmgw's own: the configuration was not reloaded")
 
 
 class GatewayKeeper:
@@ -156,9 +160,15 @@ class GatewayKeeper:
             adopted = await self._kept.ensure()
             words = f"gateway {'adopted' if adopted else 'started'}, pid {self._kept.pid}"
             self._plane.tell(lambda: self._plane.note("gateway.kept", "", words))
-        except ProcessError as error:
+        except (ProcessError, OSError) as error:
             log.error("the gateway can't be started; trying again", reason=str(error))
-        await self._kept.keep()
+        while True:
+            try:
+                await self._kept.keep()
+            except Exception as error:
+                # One that hangs in the kernel, say: the nodes are looked after all the same.
+                log.exception("the gateway can't be looked after; trying again", reason=str(error))
+                await asyncio.sleep(KEEP_AGAIN_S)
 
     def reload(self, config: ServerConfig) -> None:
         """Have the gateway take up the limits of the changed file."""

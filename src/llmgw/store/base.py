@@ -65,7 +65,7 @@ class Saved:
     keys: tuple[ApiKey, ...] = ()
     serials: dict[str, str] = field(default_factory=dict)
     """Certificate serial (hex) to node id, entered at first use."""
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     admin_token_hash: str | None = None
 
 
