@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from llmgw.private_file import write_private
@@ -21,7 +21,7 @@ class ContextError(Exception):
 @dataclass(frozen=True, slots=True)
 class Context:
     server: str
-    token: str
+    token: str = field(repr=False)
     ca: str | None = None
 
 
@@ -68,7 +68,10 @@ def write_context(context: Context, path: Path) -> None:
 def _read(path: Path) -> Context:
     try:
         document = json.loads(path.read_text())
-        return Context(str(document["server"]), str(document["token"]), document.get("ca"))
+        server, token, ca = document["server"], document["token"], document.get("ca")
+        if not isinstance(server, str) or not isinstance(token, str) or not isinstance(ca, str | None):
+            raise TypeError("each of its values should be a text")
+        return Context(server, token, ca)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
