@@ -1,0 +1,268 @@
+"""The agent over a real stream: nothing that it has to say is lost, whatever breaks in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmgw.agent import main
+from llmgw.agent.discovery import discover, settings_of
+from llmgw.agent.main import Agent
+from llmgw.cluster.model import DesiredShard, Inventory, ObservedShard, ShardState
+from llmgw.config import AgentConfig, load_agent
+from llmgw.link.messages import Desired, Heartbeat, LogLines, LogsRequest, Observed, RoutesAck
+from llmgw.link.server import LinkServer, Peer, RefusedPeer
+from tests.agent.node import clear, sim
+from tests.link.ends import Pki, make_server
+
+DEADLINE_S = 30.0
+
+
+class Ledger:
+    """A control plane's view of one node: what its hello said, changed by each of its frames."""
+
+    def __init__(self) -> None:
+        self.peer: Peer | None = None
+        self.hellos: list[Peer] = []
+        self.shards: dict[str, ObservedShard] = {}
+        self.weights: tuple[str, ...] = ()
+        self.inventory: Inventory | None = None
+        self.probed = False
+        self.revision = 0
+        self.logs: list[LogLines] = []
+        self.seen: list[tuple[int, frozenset[str]]] = []
+        """Revision and ids of the shards after each frame."""
+        self.loses: Callable[[Observed], bool] = lambda frame: False
+        self.wanted: tuple[DesiredShard, ...] = ()
+        self._revisions = 0
+        self._changed = asyncio.Event()
+
+    def want(self, *shards: DesiredShard) -> None:
+        self.wanted = shards
+        self._revisions += 1
+        if self.peer is not None:
+            self.peer.send(Desired(epoch=1, session=self.peer.session, revision=self._revisions, shards=shards))
+
+    def on_welcomed(self, peer: Peer) -> None:
+        self.peer = peer
+        self.hellos.append(peer)
+        self.probed, self.inventory = peer.hello.probed, peer.hello.inventory
+        self.shards = {shard.id: shard for shard in peer.hello.shards}
+        self.weights = peer.hello.weights
+        self.revision, self._revisions = 0, 0
+        self.want(*self.wanted)
+        self._changed.set()
+
+    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | LogLines) -> None:
+        if isinstance(frame, LogLines):
+            self.logs.append(frame)
+        elif isinstance(frame, Observed) and peer is self.peer and not self.loses(frame):
+            self.revision = frame.revision
+            if frame.shards is not None:
+                self.shards = {shard.id: shard for shard in frame.shards}
+            self.weights = self.weights if frame.weights is None else frame.weights
+            self.inventory = frame.inventory or self.inventory
+            self.probed = self.probed if frame.probed is None else frame.probed
+            self.seen.append((frame.revision, frozenset(self.shards)))
+        self._changed.set()
+
+    def on_heartbeat(self, peer: Peer, frame: Heartbeat) -> None:
+        return
+
+    def on_closed(self, peer: Peer, why: str) -> None:
+        if self.peer is peer:
+            self.peer = None
+        self._changed.set()
+
+    def on_refused(self, refusal: RefusedPeer) -> None:
+        raise AssertionError(refusal)
+
+    async def until(self, check: Callable[[], object], what: str) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not check():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"not within {DEADLINE_S:g} s: {what}; last: {self.shards}") from None
+
+    def states(self) -> list[ShardState]:
+        return [shard.state for shard in self.shards.values()]
+
+
+@asynccontextmanager
+async def serving(pki: Pki) -> AsyncIterator[tuple[LinkServer, Ledger]]:
+    ledger = Ledger()
+    server = make_server(pki, ledger)  # type: ignore[arg-type]
+    await server.start()
+    try:
+        yield server, ledger
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def config(pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AgentConfig]:
+    monkeypatch.setattr(main, "ENGINE_USER", None)  # who could not look into the tests' folders
+    tls = pki.node("n1")
+    path = tmp_path / "agent.yaml"
+    path.write_text(
+        "server: https://127.0.0.1:1\n"
+        f"tls: {{ca: {tls.ca}, cert: {tls.cert}, key: {tls.key}}}\n"
+        "node_id: n1\nmgmt_addr: 127.0.0.1\nreconnect_base: 20ms\nreconnect_max: 50ms\n"
+        f"weights_dir: {tmp_path}/weights\nengines_dir: {tmp_path}/engines\n"
+        f"supervisor: {{work_dir: {tmp_path}/work, stop_timeout: 5s, health_interval: 200ms}}\n"
+    )
+    yield load_agent(path)
+    clear(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    return Pki.make(tmp_path_factory.mktemp("agent-pki"))
+
+
+@asynccontextmanager
+async def running(config: AgentConfig, server: LinkServer) -> AsyncIterator[Agent]:
+    config = replace(config, servers=(f"https://127.0.0.1:{server.port}",))
+    config.weights_dir.mkdir(exist_ok=True)
+    agent = Agent(config, await discover(settings_of(config)))
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(agent.run(stop))
+    try:
+        yield agent
+    finally:
+        stop.set()
+        await task
+
+
+async def test_a_shard_is_told_from_its_wish_to_its_end(pki: Pki, config: AgentConfig) -> None:
+    async with serving(pki) as (server, ledger), running(config, server):
+        await ledger.until(lambda: ledger.probed, "the node says which engines it has")
+        wanted = sim(load_time_s=0.2)
+        ledger.want(wanted)
+        await ledger.until(lambda: ledger.states() == [ShardState.READY], "the shard is ready")
+        # Whoever says that it has taken up a wish says in the same breath what came of it.
+        assert all(shards == {wanted.id} for revision, shards in ledger.seen if revision == 2)
+        ledger.want()
+        await ledger.until(lambda: ledger.revision == 3 and not ledger.shards, "it is gone")
+
+
+async def test_a_stream_that_breaks_again_and_again_loses_nothing(pki: Pki, config: AgentConfig) -> None:
+    """Cut after each frame that comes: in the end both sides have the same view."""
+    async with serving(pki) as (server, ledger), running(config, server) as agent:
+        await ledger.until(lambda: ledger.probed, "the node says which engines it has")
+        cuts = 0
+
+        def cut(frame: Observed) -> bool:
+            nonlocal cuts
+            if cuts < 8 and ledger.peer is not None:
+                cuts += 1
+                ledger.peer.end("cut by the test")
+                return cuts % 2 == 0
+            return False
+
+        ledger.loses = cut
+        ledger.want(sim(load_time_s=0.5))
+        await ledger.until(lambda: cuts == 8 and ledger.states() == [ShardState.READY], "the shard is ready")
+        await ledger.until(lambda: tuple(ledger.shards.values()) == agent.converge.shards(), "both views are one")
+        assert len({peer.hello.instance for peer in ledger.hellos}) == 1
+        assert len(ledger.hellos) >= 8
+        (shard,) = ledger.shards.values()
+        assert shard.generation == 1
+
+
+async def test_a_report_that_is_lost_is_made_up_for(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came through and was not taken up: everything is said anew now and then."""
+    monkeypatch.setattr(main, "REDISCOVER_S", 0.3)
+    async with serving(pki) as (server, ledger), running(config, server):
+        await ledger.until(lambda: ledger.probed, "the node says which engines it has")
+        lost: list[Observed] = []
+
+        def lose(frame: Observed) -> bool:
+            if not lost and frame.shards is not None and any(s.state is ShardState.READY for s in frame.shards):
+                lost.append(frame)
+            return bool(lost) and lost[0] is frame
+
+        ledger.loses = lose
+        ledger.want(sim())
+        await ledger.until(lambda: lost and ledger.states() == [ShardState.READY], "the shard is ready all the same")
+        assert len(ledger.hellos) == 1
+
+
+async def test_an_agent_that_comes_back_says_in_its_hello_what_it_runs(pki: Pki, config: AgentConfig) -> None:
+    async with serving(pki) as (server, ledger):
+        async with running(config, server):
+            ledger.want(sim())
+            await ledger.until(lambda: ledger.states() == [ShardState.READY], "the shard is ready")
+            before = list(ledger.shards.values())
+        async with running(config, server):
+            await ledger.until(lambda: len(ledger.hellos) == 2, "it is back")
+            (found,) = ledger.hellos[1].hello.shards
+            assert found.state is ShardState.READY
+            assert [(found.pid, found.endpoint)] == [(shard.pid, shard.endpoint) for shard in before]
+        assert len({peer.hello.instance for peer in ledger.hellos}) == 2
+
+
+async def test_a_look_that_fails_ends_no_agent(pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "REDISCOVER_S", 0.05)
+    async with serving(pki) as (server, ledger), running(config, server) as agent:
+        await ledger.until(lambda: ledger.probed, "the node says which engines it has")
+        failed = asyncio.Event()
+
+        async def breaks(*arguments: object) -> Inventory:
+            failed.set()
+            raise RuntimeError("bug")
+
+        def stale() -> tuple[str, ...]:
+            raise OSError(116, "Stale file handle")
+
+        monkeypatch.setattr(main, "discover", breaks)
+        monkeypatch.setattr(agent.weights, "held", stale)
+        async with asyncio.timeout(DEADLINE_S):
+            await failed.wait()
+        ledger.want(sim())
+        await ledger.until(lambda: ledger.states() == [ShardState.READY], "the shard is ready")
+
+
+async def test_what_changes_on_the_machine_is_told(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "REDISCOVER_S", 0.05)
+    async with serving(pki) as (server, ledger), running(config, server):
+        await ledger.until(lambda: ledger.inventory is not None, "it says what it is")
+        assert ledger.inventory is not None
+        other = replace(ledger.inventory, memory_bytes=1 << 40)
+
+        async def grown(*arguments: object) -> Inventory:
+            return other
+
+        monkeypatch.setattr(main, "discover", grown)
+        await ledger.until(lambda: ledger.inventory == other, "the memory that was added is told")
+
+
+async def test_a_reading_of_logs_ends_with_the_session_that_asked_for_it(pki: Pki, config: AgentConfig) -> None:
+    async with serving(pki) as (server, ledger), running(config, server):
+        ledger.want(sim())
+        await ledger.until(lambda: ledger.states() == [ShardState.READY], "the shard is ready")
+        (shard,) = ledger.shards
+        assert ledger.peer is not None
+        ledger.peer.send(LogsRequest(id="1", shard=shard, lines=10, follow=True))
+        await ledger.until(lambda: ledger.logs, "its output comes")
+        assert readings()
+        ledger.peer.end("cut by the test")
+        await ledger.until(lambda: ledger.peer is not None and len(ledger.hellos) == 2, "it is back")
+        ledger.want(sim(2, port=next(iter(ledger.wanted)).placement.port))
+        await ledger.until(lambda: [s.generation for s in ledger.shards.values()] == [2], "it goes on")
+        assert not readings()
+
+
+def readings() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("logs of")]
