@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent import main
-from llmgw.agent.discovery import discover, settings_of
+from llmgw.agent.discovery import discover, read_vitals, settings_of
 from llmgw.agent.main import Agent
-from llmgw.cluster.model import DesiredShard, Inventory, ObservedShard, ShardState
+from llmgw.cluster.model import DesiredShard, Inventory, ObservedShard, ShardState, Vitals
 from llmgw.config import AgentConfig, load_agent
 from llmgw.link.messages import Desired, Heartbeat, LogLines, LogsRequest, Observed, RoutesAck
 from llmgw.link.server import LinkServer, Peer, RefusedPeer
@@ -35,6 +36,7 @@ class Ledger:
         self.probed = False
         self.revision = 0
         self.logs: list[LogLines] = []
+        self.beats: list[Heartbeat] = []
         self.seen: list[tuple[int, frozenset[str]]] = []
         """Revision and ids of the shards after each frame."""
         self.loses: Callable[[Observed], bool] = lambda frame: False
@@ -72,7 +74,8 @@ class Ledger:
         self._changed.set()
 
     def on_heartbeat(self, peer: Peer, frame: Heartbeat) -> None:
-        return
+        self.beats.append(frame)
+        self._changed.set()
 
     def on_closed(self, peer: Peer, why: str) -> None:
         if self.peer is peer:
@@ -262,6 +265,42 @@ async def test_a_reading_of_logs_ends_with_the_session_that_asked_for_it(pki: Pk
         ledger.want(sim(2, port=next(iter(ledger.wanted)).placement.port))
         await ledger.until(lambda: [s.generation for s in ledger.shards.values()] == [2], "it goes on")
         assert not readings()
+
+
+async def test_a_disk_that_does_not_answer_stops_no_heartbeat(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hangs(folder: Path) -> Vitals:
+        answers.wait(DEADLINE_S)
+        return read_vitals(folder)
+
+    config = replace(config, heartbeat_interval_s=0.1)
+    async with serving(pki) as (server, ledger), running(config, server) as agent:
+        await ledger.until(lambda: ledger.beats, "it beats")
+        monkeypatch.setattr(main, "read_vitals", hangs)
+        monkeypatch.setattr(agent.weights, "held", lambda: hangs(config.weights_dir))
+        before = len(ledger.beats)
+        await ledger.until(lambda: len(ledger.beats) > before + 20, "it goes on beating")
+        assert ledger.beats[-1].vitals is not None
+        ledger.want(sim())
+        await ledger.until(lambda: ledger.states() == [ShardState.READY], "and working")
+        assert len(ledger.hellos) == 1
+        answers.set()
+
+
+async def test_an_agent_whose_heartbeats_alone_have_died_comes_back(pki: Pki, config: AgentConfig) -> None:
+    """Its stream is open and it reports: the server misses the beats, ends the session, and the agent begins anew."""
+    async with serving(pki) as (server, ledger), running(config, server) as agent:
+        await ledger.until(lambda: len(ledger.beats) > 1, "it beats")
+        dialogue, loop = agent.link._dialogue, agent.link._loop
+        assert dialogue is not None
+        assert loop is not None
+        loop.call_soon_threadsafe(dialogue._tasks[-1].cancel)
+        await ledger.until(lambda: len(ledger.hellos) == 2, "it is back")
+        before = len(ledger.beats)
+        await ledger.until(lambda: len(ledger.beats) > before + 1, "and beats again")
 
 
 def readings() -> list[str]:

@@ -31,7 +31,7 @@ from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.agent.weights import WeightStore
-from llmgw.cluster.model import EngineOnNode, Inventory
+from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
 from llmgw.link.client import ClientIdentity, LinkClient, LinkError
 from llmgw.link.messages import Desired, Hello, LogsCancel, LogsRequest, Observed, Refused, Routes, Welcome
@@ -65,6 +65,7 @@ class Agent:
         self._engines_changed = asyncio.Event()
         self._dirty = asyncio.Event()
         self._held: tuple[str, ...] = ()
+        self._vitals: Vitals | None = None
         self._instance = secrets.token_hex(4)
         self._said: Observed | None = None
         self.id = config.node_id or socket.gethostname()
@@ -107,7 +108,7 @@ class Agent:
             servers=config.servers,
             tls=ClientIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
             hello=lambda: self._on_loop(self._hello),
-            vitals=lambda: read_vitals(config.weights_dir),
+            vitals=lambda: self._vitals,
             on_frame=lambda frame: self._hop(lambda: self._take(frame)),
             on_state=lambda state: None,
             heartbeat_s=config.heartbeat_interval_s,
@@ -121,7 +122,7 @@ class Agent:
             await self._adopt()
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_LOOK_S):
-                    await self._look_for_weights()
+                    await asyncio.gather(self._look_at_vitals(), self._look_for_weights())
             self.link.start()
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -130,6 +131,7 @@ class Agent:
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
                     group.create_task(_every(REDISCOVER_S, self._look_for_weights)),
+                    group.create_task(_every(self._config.heartbeat_interval_s, self._look_at_vitals)),
                 ]
                 await stop.wait()
                 for task in tasks:
@@ -171,7 +173,7 @@ class Agent:
             boot_id=boot_id(Path("/")),
             instance=self._instance,
             inventory=self._now_inventory(),
-            vitals=read_vitals(self._config.weights_dir),
+            vitals=self._vitals,
             probed=self._probed,
             engines=self._engines,
             shards=self.converge.shards(),
@@ -228,6 +230,10 @@ class Agent:
     async def _look_for_weights(self) -> None:
         """In a thread: the folders may lie on a file system that does not answer."""
         self._weights_held(await asyncio.to_thread(self.weights.held))
+
+    async def _look_at_vitals(self) -> None:
+        """In a thread as well: a node whose disk does not answer still beats, and what it serves goes on serving."""
+        self._vitals = await asyncio.to_thread(read_vitals, self._config.weights_dir)
 
     def _weights_held(self, held: tuple[str, ...]) -> None:
         self._held = held
