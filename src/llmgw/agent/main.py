@@ -298,5 +298,14 @@ async def serve(config: AgentConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     try:
         await Agent(config, inventory).run(stop)
-    except (IdentityError, LinkError, SupervisorError) as error:
+    except IdentityError as error:
+        gone = isinstance(error.__cause__, FileNotFoundError)
+        anew = f". Where it is lost: {_new_identity(config)} makes new files" if gone else ""
+        raise AgentRefused(f"{error}{anew}") from error
+    except (LinkError, SupervisorError) as error:
         raise AgentRefused(str(error)) from error
+
+
+def _new_identity(config: AgentConfig) -> str:
+    node = config.node_id or socket.gethostname()
+    return f"`llmgw ctl cert issue-client {node} --force`, where the authority is,"
