@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.agent.logs import LogReader
+from llmgw.agent.logs import CROWDED_FRAMES, PIECE_CHARACTERS, LogReader
 from llmgw.agent.supervisor import Supervisor
 from llmgw.link.messages import LogLines, LogsCancel, LogsRequest
-from tests.agent.supervisor.conftest import Agents, eventually, shell
+from tests.agent.supervisor.conftest import Agents, eventually, python, shell
 
 SHARD = "m-abcde/0"
 
@@ -64,7 +64,8 @@ async def test_the_last_lines(supervisor: Supervisor, reader: tuple[LogReader, S
     await asyncio.to_thread(eventually, lambda: supervisor.tail(SHARD) == ["1", "2", "3"])
     logs, said = reader
     logs.take(LogsRequest(id="1", shard=SHARD, lines=2))
-    assert await said.ended() == LogLines(id="1", lines=("2", "3"), end=True)
+    assert await said.ended() == LogLines(id="1", end=True)
+    assert said.frames[:-1] == [LogLines(id="1", lines=("2", "3"))]
 
 
 async def test_a_shard_that_was_never_here(reader: tuple[LogReader, Said]) -> None:
@@ -108,6 +109,42 @@ async def test_a_session_that_ends_takes_its_readings_with_it(
     assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("logs of")] != []
     logs.take(LogsCancel(id="1"))
     await nothing_is_left(logs)
+
+
+async def test_long_lines_come_in_frames_that_can_be_sent(
+    supervisor: Supervisor, reader: tuple[LogReader, Said]
+) -> None:
+    await supervisor.start(python(SHARD, 1, "for n in range(90): print(str(n % 10) * 15000)"))
+    await supervisor.wait(SHARD)
+    logs, said = reader
+    for follow in (False, True):
+        said.frames.clear()
+        logs.take(LogsRequest(id="1", shard=SHARD, lines=100, follow=follow))
+        await said.ended()
+        assert [line[0] for frame in said.frames for line in frame.lines] == [str(n % 10) for n in range(90)]
+        assert max(sum(map(len, frame.lines)) for frame in said.frames) <= PIECE_CHARACTERS
+
+
+async def test_a_stream_that_is_crowded_is_waited_for(supervisor: Supervisor) -> None:
+    """An engine that prints without end must not fill the stream: then the node itself would be cut off."""
+    await supervisor.start(python(SHARD, 1, "while True: print('x' * 1000)"))
+    said, waiting = Said(), list[LogLines]()
+
+    def send(frame: LogLines) -> None:
+        waiting.append(frame)
+        said(frame)
+
+    logs = LogReader(supervisor, send, lambda: len(waiting))
+    logs.take(LogsRequest(id="1", shard=SHARD, lines=100, follow=True))
+    try:
+        for _ in range(3):
+            async with asyncio.timeout(20):
+                await asyncio.to_thread(eventually, lambda: len(waiting) == CROWDED_FRAMES)
+            waiting.clear()
+        assert len(said.frames) <= 4 * CROWDED_FRAMES
+    finally:
+        await logs.close()
+        await supervisor.stop(SHARD)
 
 
 async def test_one_id_is_one_reading(supervisor: Supervisor, reader: tuple[LogReader, Said]) -> None:

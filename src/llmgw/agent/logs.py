@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -12,13 +12,24 @@ from llmgw.link.messages import LogLines, LogsCancel, LogsRequest
 
 log = structlog.get_logger()
 
+PIECE_CHARACTERS = 256 * 1024
+CROWDED_FRAMES = 32
+CROWDED_S = 0.05
+
 
 class LogReader:
-    """Owns one task per reading. All calls on the agent's own loop."""
+    """Owns one task per reading. All calls on the agent's own loop.
 
-    def __init__(self, supervisor: Supervisor, send: Callable[[LogLines], None]) -> None:
+    ``waiting`` says how many frames the stream has not taken yet: an engine that prints faster than the stream
+    carries must not fill it, since a stream that is full is given up.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, send: Callable[[LogLines], None], waiting: Callable[[], int] = lambda: 0
+    ) -> None:
         self._supervisor = supervisor
         self._send = send
+        self._waiting = waiting
         self._readings: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         """Those that were cancelled and have not ended yet as well."""
@@ -56,7 +67,8 @@ class LogReader:
                 await self._follow(request)
             else:
                 lines = await asyncio.to_thread(self._supervisor.tail, request.shard, request.lines)
-                self._send(LogLines(id=request.id, lines=tuple(lines), end=True))
+                await self._say(request.id, lines)
+                self._send(LogLines(id=request.id, end=True))
         except SupervisorError as error:
             self._send(LogLines(id=request.id, end=True, error=str(error)))
         except OSError as error:
@@ -67,5 +79,26 @@ class LogReader:
 
     async def _follow(self, request: LogsRequest) -> None:
         async for lines in self._supervisor.follow(request.shard, request.lines):
-            self._send(LogLines(id=request.id, lines=tuple(lines)))
+            await self._say(request.id, lines)
         self._send(LogLines(id=request.id, end=True))
+
+    async def _say(self, id: str, lines: Sequence[str]) -> None:
+        for piece in _pieces(lines):
+            while self._waiting() >= CROWDED_FRAMES:  # noqa: ASYNC110  (it empties in another thread)
+                await asyncio.sleep(CROWDED_S)
+            self._send(LogLines(id=id, lines=piece))
+            await asyncio.sleep(0)  # others have something to say, too
+
+
+def _pieces(lines: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The lines in pieces that fit into a frame each."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        if piece and size + len(line) > PIECE_CHARACTERS:
+            yield tuple(piece)
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line)
+    if piece:
+        yield tuple(piece)

@@ -115,7 +115,7 @@ class Agent:
             reconnect_base_s=config.reconnect_base_s,
             reconnect_max_s=config.reconnect_max_s,
         )
-        self._logs = LogReader(self.supervisor, self.link.send)
+        self._logs = LogReader(self.supervisor, self.link.send, lambda: self.link.waiting)
 
     async def run(self, stop: asyncio.Event) -> None:
         try:

@@ -12,8 +12,8 @@ from llmgw.link.messages import LogLines, LogsCancel, LogsRequest
 from llmgw.link.server import Peer
 
 ANSWER_S = 10.0
-PENDING_FRAMES = 1000
-"""Frames that may wait for a slow reader; past it the reading ends, in words, rather than filling memory."""
+PENDING_CHARACTERS = 16 * 1024 * 1024
+"""What may wait for a slow reader; past it the reading ends, in words, rather than filling memory."""
 
 
 class LogsUnavailable(Exception):
@@ -23,7 +23,25 @@ class LogsUnavailable(Exception):
 @dataclass(slots=True)
 class Reading:
     node: str
-    frames: asyncio.Queue[LogLines] = field(default_factory=lambda: asyncio.Queue(PENDING_FRAMES))
+    frames: asyncio.Queue[LogLines] = field(default_factory=asyncio.Queue)
+    pending: int = 0
+    over: bool = False
+    """Its last frame has come, or was put in its place."""
+
+    def put(self, frame: LogLines) -> None:
+        size = sum(map(len, frame.lines)) + len(frame.lines) + 1
+        if self.over:
+            return
+        if self.pending + size > PENDING_CHARACTERS:
+            frame, size = LogLines(id=frame.id, end=True, error="the reader is too slow: ended here"), 0
+        self.over = frame.end
+        self.pending += size
+        self.frames.put_nowait(frame)
+
+    async def get(self) -> LogLines:
+        frame = await self.frames.get()
+        self.pending -= sum(map(len, frame.lines)) + len(frame.lines) + 1
+        return frame
 
 
 class Logs:
@@ -51,7 +69,7 @@ class Logs:
                         yield f"[{frame.error}]"
                     if frame.end:
                         return
-                    frame = await reading.frames.get()
+                    frame = await reading.get()
 
             yield rest
         finally:
@@ -62,7 +80,7 @@ class Logs:
     async def _first(self, reading: Reading, node: str) -> LogLines:
         try:
             async with asyncio.timeout(ANSWER_S):
-                frame = await reading.frames.get()
+                frame = await reading.get()
         except TimeoutError:
             raise LogsUnavailable(f"{node} did not answer within {ANSWER_S:.0f} s") from None
         if frame.error and not frame.lines:
@@ -70,14 +88,8 @@ class Logs:
         return frame
 
     def deliver(self, frame: LogLines) -> None:
-        reading = self._readings.get(frame.id)
-        if reading is None:
-            return
-        try:
-            reading.frames.put_nowait(frame)
-        except asyncio.QueueFull:
-            reading.frames.get_nowait()
-            reading.frames.put_nowait(LogLines(id=frame.id, end=True, error="the reader is too slow: ended here"))
+        if reading := self._readings.get(frame.id):
+            reading.put(frame)
 
     def node_gone(self, node: str) -> None:
         for id, reading in self._readings.items():

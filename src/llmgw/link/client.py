@@ -102,6 +102,12 @@ class LinkClient:
     def state(self) -> LinkState:
         return self._state
 
+    @property
+    def waiting(self) -> int:
+        """Frames that were given to ``send`` and have not been sent yet. From any thread."""
+        dialogue = self._dialogue
+        return dialogue.waiting if dialogue is not None else 0
+
     def start(self) -> None:
         """Begin to dial. Raises IdentityError in words where the TLS files can't be used at all."""
         identity, now = read_identity(self._tls), datetime.now(UTC)

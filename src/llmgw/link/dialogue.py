@@ -55,6 +55,10 @@ class Dialogue:
         """Seconds since the welcome; 0 where there was none."""
         return time.monotonic() - self._welcomed_at_s if self._welcomed_at_s is not None else 0.0
 
+    @property
+    def waiting(self) -> int:
+        return len(self._outbox)
+
     def put(self, frame: Outgoing) -> None:
         """Queue a frame. One that comes before the welcome is kept for it: the hello may have been made before."""
         if not self._outbox.put(frame):
