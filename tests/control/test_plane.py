@@ -22,7 +22,7 @@ from llmgw.cluster.model import (
     Vitals,
 )
 from llmgw.control import fold
-from llmgw.control.plane import Deposed, Plane
+from llmgw.control.plane import Deposed, NotWritten, Plane
 from llmgw.link.messages import Heartbeat, Hello, Observed
 from llmgw.store.base import Change, Fenced, Saved, StoreError
 from llmgw.store.memory import MemoryStore
@@ -229,6 +229,42 @@ async def test_a_question_that_fails_is_answered_with_its_error() -> None:
 
         with pytest.raises(StoreError, match="no"):
             await bench.plane.ask(fail)
+
+
+async def test_who_asks_while_nothing_can_be_written_is_told_so_at_once() -> None:
+    async with running() as bench:
+        bench.join()
+        await bench.settled(lambda: bool(bench.plane.cluster.replicas))
+        bench.store.fault = StoreError("the disk is full")
+
+        async def halt() -> None:
+            bench.plane.halt()
+            bench.plane.note("control.halting", "", "asked for")
+
+        async with asyncio.timeout(10):
+            with pytest.raises(NotWritten, match="it is carried out once the store can be written: the disk is full"):
+                await bench.plane.ask(halt)
+            bench.store.fault = RuntimeError("bug")
+            with pytest.raises(NotWritten, match="bug"):
+                await bench.plane.ask(halt)
+        bench.store.fault = None
+        await bench.settled(lambda: not bench.plane.cluster.replicas)
+
+
+async def test_what_can_not_be_sent_out_stops_no_decision_and_is_tried_again() -> None:
+    async with running() as bench:
+        tries = 0
+
+        def breaks() -> None:
+            nonlocal tries
+            tries += 1
+            raise RuntimeError("bug")
+
+        bench.plane.on_settled.insert(0, breaks)
+        bench.join()
+        await bench.settled(lambda: bool(bench.plane.cluster.replicas))
+        await bench.settled(lambda: tries > 2)
+        assert bench.plane.trouble is None
 
 
 async def test_a_question_of_a_deposed_leader_stops_it() -> None:

@@ -29,7 +29,7 @@ from llmgw.control.errors import ApiError, not_found
 from llmgw.control.keys import digest, new_key
 from llmgw.control.logs import Logs, LogsUnavailable
 from llmgw.control.metrics import exposition
-from llmgw.control.plane import Plane
+from llmgw.control.plane import NotWritten, Plane
 from llmgw.control.reload import Reloader
 from llmgw.link.server import Peer
 from llmgw.store.base import StoreError
@@ -371,7 +371,10 @@ async def _api_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _store_error(_: Request, error: Exception) -> JSONResponse:
-    body = ApiError(503, "store_unavailable", f"nothing was changed: {error}", "see the control plane's log")
+    code, what = (
+        ("not_written", "taken up") if isinstance(error, NotWritten) else ("store_unavailable", "nothing was changed")
+    )
+    body = ApiError(503, code, f"{what}: {error}", "see the control plane's log")
     return JSONResponse(body.body(), status_code=503)
 
 

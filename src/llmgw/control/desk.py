@@ -126,7 +126,6 @@ class Desk:
         # Heartbeats make every node a new value: what is sent out depends on no more of it than this.
         standing = {node_id: (node.state, node.probed) for node_id, node in cluster.nodes.items()}
         moved = standing != self._standing or not _same(seen, self._seen)
-        self._seen, self._standing = seen, standing
         if moved or any(desk.sent < self.table_version for desk in self.gateways.values()):
             self._send_routes()
         wanted = desired_by_node(cluster) if moved else {}
@@ -134,6 +133,7 @@ class Desk:
             if moved or desk.sent is None:
                 shards = wanted[node_id] if node_id in wanted else desired(cluster, node_id)
                 self._send_desired(desk, shards, cluster.catalog)
+        self._seen, self._standing = seen, standing
 
     def _send_routes(self) -> None:
         cluster, plane = self._plane.cluster, self._plane

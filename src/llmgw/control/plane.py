@@ -43,6 +43,10 @@ class Deposed(Exception):
     """Another control plane has taken the lead: this one may write nothing more."""
 
 
+class NotWritten(StoreError):
+    """What was asked is taken up, and is carried out once the store can be written again; the message says why."""
+
+
 class Plane:
     """Holds the cluster. ``run`` is its only writer; ``tell`` and ``ask`` are how others reach it."""
 
@@ -167,19 +171,28 @@ class Plane:
                 raise Deposed("another control plane has taken the lead; this one stops and changes nothing") from error
             except StoreError as error:
                 self._say_trouble(f"the store can't be written, so nothing new starts and what runs goes on: {error}")
+                self._answer_not_written(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception as error:
                 # What serves must not depend on a decision that fails: said, and tried again.
                 if self._say_trouble(f"a fault of llmgw's own keeps it from deciding: {error!r}; see its log"):
                     log.exception("a fault of llmgw's own")
+                self._answer_not_written(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             self._say_trouble(None)
             self._answer()
-            for send_out in self.on_settled:
-                send_out()
+            self._send_out()
             await self._wait()
+
+    def _send_out(self) -> None:
+        for send_out in self.on_settled:
+            try:
+                send_out()
+            except Exception:
+                # Tried again after the next step. The nodes are heard, and what was decided is kept.
+                log.exception("a fault of llmgw's own: not all was sent out")
 
     async def _take_in(self) -> None:
         self._awake.clear()
@@ -277,6 +290,12 @@ class Plane:
         for done, result in self._answers:
             if not done.done():
                 done.set_result(result)
+        self._answers.clear()
+
+    def _answer_not_written(self, error: Exception) -> None:
+        for done, _ in self._answers:
+            if not done.done():
+                done.set_exception(NotWritten(f"it is carried out once the store can be written: {error}"))
         self._answers.clear()
 
     def _say_trouble(self, words: str | None) -> bool:

@@ -10,7 +10,7 @@ import structlog
 
 from llmgw.config import ConfigError, ServerConfig, load_server, restart_needed
 from llmgw.control.errors import ApiError
-from llmgw.control.plane import Plane
+from llmgw.control.plane import NotWritten, Plane
 
 log = structlog.get_logger()
 
@@ -53,10 +53,17 @@ class Reloader:
             )
             self._plane.note("config.reloaded", "", "; ".join(changed) or "nothing changed")
 
-        await self._plane.ask(act)
+        try:
+            await self._plane.ask(act)
+        except NotWritten:
+            self._taken_up(new)
+            raise
+        self._taken_up(new)
+        return changed
+
+    def _taken_up(self, new: ServerConfig) -> None:
         self.config = new
         self._on_changed(new)
-        return changed
 
 
 def _changed(old: ServerConfig, new: ServerConfig) -> tuple[str, ...]:
