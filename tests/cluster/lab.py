@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,10 +36,17 @@ models:
 """
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has, all different: they are held together while they are chosen."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def eventually(check: Callable[[], T | bool | None], what: str, within_s: float = 30.0) -> T:
@@ -89,7 +97,7 @@ class Lab:
     def make(cls, models: str = SIM, *, extra: str = "", agents_host: str = "127.0.0.1") -> Lab:
         root = Path(tempfile.mkdtemp(prefix="llmgw-lab-"))
         root.chmod(0o755)
-        ports = {name: free_port() for name in ("gateway", "admin", "agents", "metrics")}
+        ports = dict(zip(("gateway", "admin", "agents", "metrics"), free_ports(4), strict=True))
         lab = cls(root, ports, agents_host=agents_host)
         authority = Authority.create(root / "pki", cluster="lab")
         authority.issue_server(["127.0.0.1", "localhost"], root / "pki", "head")

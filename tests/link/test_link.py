@@ -533,7 +533,7 @@ async def test_three_hundred_quick_connections_keep_one_context(serve, pki: Pki)
     for _ in range(300):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context, server_hostname="127.0.0.1")
         writer.transport.abort()
-    assert contexts() == before
+    assert contexts() - before < 3  # others may hold one of their own; what must not grow is one for each of 300
 
 
 async def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(serve, dial, pki: Pki, tmp_path: Path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -65,6 +67,7 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 
 
 async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+    _allow_many_peers()
     folder = state_dir(config.store)
     store = await open_store(config.store)
     stack.push_async_callback(store.close)
@@ -103,6 +106,7 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
         tasks = [group.create_task(plane.run()), group.create_task(keeper.keep())]
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: group.create_task(_reload(reloader)) and None)
+        _settle_memory()
         log.info(
             "the control plane is up",
             admin=str(config.listen.admin),
@@ -115,6 +119,20 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
         await link.stop()
         for task in tasks:
             task.cancel()
+
+
+def _settle_memory() -> None:
+    """What was loaded at the start stays, and nodes are many small objects that live long: a collector that looks at
+    all of them for every 700 new ones would pause a registration of hundreds by a tenth of a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
+def _allow_many_peers() -> None:
+    """As many open files as the system lets this process have: each peer takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _cluster(config: ServerConfig, saved: Saved) -> Cluster:
