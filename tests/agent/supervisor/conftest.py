@@ -43,7 +43,8 @@ def python(shard_id: str, generation: int, script: str, **more: Any) -> ProcessS
 def clear(record: Record | None) -> None:
     while record is not None and (left := holders(record.program.nonce)):
         for process in left:
-            os.kill(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended by itself in between
+                os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
