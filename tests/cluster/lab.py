@@ -25,6 +25,10 @@ from llmgw.pki.authority import Authority
 
 T = TypeVar("T")
 
+_FIRST = 21000 + os.getpid() % 11 * 1000
+ENGINE_PORTS = f"{_FIRST}-{_FIRST + 999}"
+"""Of this run's own: a port that another run's engine holds would count as a restart."""
+
 SIM = """\
 models:
   - name: sim
@@ -130,7 +134,7 @@ class Lab:
         path.write_text(
             f"server: https://127.0.0.1:{self.ports['agents']}\n"
             f"tls: {{ca: {folder}/ca.pem, cert: {folder}/{node}.pem, key: {folder}/{node}-key.pem}}\n"
-            f"node_id: {node}\nreconnect_base: 200ms\nreconnect_max: 1s\n"
+            f"node_id: {node}\nports: {ENGINE_PORTS}\nreconnect_base: 200ms\nreconnect_max: 1s\n"
             f"weights_dir: {folder}/weights\nengines_dir: {folder}/engines\n"
             f"supervisor: {{work_dir: {folder}/work, stop_timeout: 5s, health_interval: 500ms}}\n{extra}"
         )

@@ -237,3 +237,38 @@ def test_a_second_control_plane_on_one_store_is_refused(shared: Lab) -> None:
     assert "state" in other.output()
     assert "Traceback" not in other.output()
     assert shared.get("status")["models_ready"] == 1
+
+
+def test_an_admin_token_that_is_lost_is_made_again(lab: Lab) -> None:
+    server = lab.server()
+    file = lab.root / "state" / "admin-token"
+    first = file.read_text().strip()
+    file.unlink()
+    assert server.terminate() == 0
+    again = lab.run("server", "server", "--config", str(lab.server_file), "--new-admin-token")
+    eventually(file.exists, "it is written")
+    eventually(lambda: lab._answers(again), "the control plane answers")
+    assert file.read_text().strip() != first
+    assert ctl(lab, "status", token=first).returncode == 1
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_admin_api_speaks_tls_away_from_loopback(lab: Lab) -> None:
+    text = lab.server_file.read_text().replace(
+        f"admin: 127.0.0.1:{lab.ports['admin']}", f"admin: 0.0.0.0:{lab.ports['admin']}"
+    )
+    lab.server_file.write_text(text)
+    lab.run("server", "server", "--config", str(lab.server_file))
+    token = lab.root / "state" / "admin-token"
+    eventually(token.exists, "the token is written")
+    env = {"LLMGW_SERVER": f"https://127.0.0.1:{lab.ports['admin']}", "LLMGW_CA": str(lab.root / "pki" / "ca.pem")}
+    command = [sys.executable, "-m", "llmgw", "ctl", "status"]
+    env = {**os.environ, **env, "LLMGW_TOKEN": token.read_text().strip()}
+
+    def answered() -> bool:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode == 0 and "cluster   lab" in done.stdout
+
+    eventually(answered, "it answers over TLS")
+    with pytest.raises(httpx2.TransportError):
+        httpx2.get(f"http://127.0.0.1:{lab.ports['admin']}/healthz")

@@ -42,12 +42,18 @@ def root(
 
 
 @app.command()
-def server(config: ConfigOption = Path("/etc/llmgw/server.yaml"), check: CheckOption = False) -> None:
+def server(
+    config: ConfigOption = Path("/etc/llmgw/server.yaml"),
+    check: CheckOption = False,
+    new_admin_token: Annotated[
+        bool, typer.Option("--new-admin-token", help="Make another admin token; the one before ends.")
+    ] = False,
+) -> None:
     """The control plane, and the gateway beside it."""
     from llmgw.cli import processes
     from llmgw.cli.check import check_server
 
-    raise typer.Exit(check_server(config) if check else processes.run_server(config))
+    raise typer.Exit(check_server(config) if check else processes.run_server(config, new_admin_token))
 
 
 @app.command()

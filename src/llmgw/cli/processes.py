@@ -36,13 +36,13 @@ def set_up_logging() -> None:
     )
 
 
-def run_server(path: Path) -> int:
+def run_server(path: Path, new_admin_token: bool) -> int:
     from llmgw.control.main import ServerRefused, serve
 
     set_up_logging()
     try:
         config = load_server(path)
-        _run(serve(path, config))
+        _run(serve(path, config, new_admin_token=new_admin_token))
     except (ConfigError, ServerRefused) as error:
         return _refuse(error)
     return 0

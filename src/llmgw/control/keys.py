@@ -21,5 +21,5 @@ def new_key(name: str, models: tuple[str, ...], now_s: float) -> tuple[ApiKey, s
     return ApiKey(id=public, name=name, hash=digest(text), created_at=now_s, models=models), text
 
 
-def new_admin_token() -> str:
+def make_admin_token() -> str:
     return "llmgw-admin-" + secrets.token_urlsafe(32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ from llmgw.config import HostPort, ServerConfig
 from llmgw.control.api import Rooms, make_app
 from llmgw.control.desk import Desk
 from llmgw.control.errors import ApiError
-from llmgw.control.keys import digest, new_admin_token
+from llmgw.control.keys import digest, make_admin_token
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Deposed, Plane
 from llmgw.control.reload import Reloader
@@ -39,22 +40,25 @@ log = structlog.get_logger()
 
 HEARTBEAT_S = 5.0
 KEEP_AGAIN_S = 10.0
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ServerRefused(Exception):
     """The control plane can't start; the message says why and what to do."""
 
 
-async def serve(path: Path, config: ServerConfig) -> None:
-    """Runs a control plane until SIGTERM or SIGINT. Raises ServerRefused. The gateway it started goes on serving."""
+async def serve(path: Path, config: ServerConfig, *, new_admin_token: bool = False) -> None:
+    """Runs a control plane until SIGTERM or SIGINT. Raises ServerRefused. The gateway it started goes on serving.
+
+    ``new_admin_token``: make another admin token; the one before ends.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, log.info, "still starting: the file is being read anyway")
     try:
         async with AsyncExitStack() as stack:
-            await _run(path, config, stop, stack)
+            await _run(path, config, stop, stack, new_admin_token)
     except* (StoreError, ListenError, IdentityError, Deposed) as group:
         raise ServerRefused(str(_first(group))) from group
     except* ServerRefused as group:
@@ -66,7 +70,7 @@ def _first(group: BaseExceptionGroup) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: AsyncExitStack, new_token: bool) -> None:
     _allow_many_peers()
     folder = state_dir(config.store)
     store = await open_store(config.store)
@@ -87,7 +91,7 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
     desk = Desk(plane, logs)
     keeper = GatewayKeeper(path, folder, plane)
     reloader = Reloader(path, config, plane, keeper.reload)
-    token_hash = await _admin_token(folder, store, epoch, saved.admin_token_hash)
+    token_hash = await _admin_token(folder, store, epoch, None if new_token else saved.admin_token_hash)
     link = LinkServer(
         listen=(config.listen.agents.host, config.listen.agents.port),
         tls=ServerIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
@@ -194,12 +198,16 @@ class GatewayKeeper:
 
 
 async def _admin_token(folder: Path, store: Store, epoch: int, known: str | None) -> str:
-    """The admin token's hash. Made at the first start, and again where its file and its hash are both gone."""
+    """The admin token's hash, ``known`` or of one that is made and written now."""
+    file = folder / "admin-token"
     if known is not None:
+        if not file.exists():
+            words = f"{file} is gone; its token still counts. `llmgw server --new-admin-token` makes another"
+            log.warning(words)
         return known
-    token = new_admin_token()
-    write_private(folder / "admin-token", token + "\n")
+    token = make_admin_token()
     await store.set_admin_token(epoch, digest(token))
+    write_private(file, token + "\n")
     return digest(token)
 
 
@@ -214,10 +222,18 @@ class AdminServer(uvicorn.Server):
 @asynccontextmanager
 async def _admin_listener(app: Callable[..., object], config: ServerConfig) -> AsyncIterator[AdminServer]:
     where = config.listen.admin
-    tls = {} if where.host in LOOPBACK else {"ssl_certfile": str(config.tls.cert), "ssl_keyfile": str(config.tls.key)}
-    server = AdminServer(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, **tls)  # type: ignore[arg-type]
+    tls = None if _is_loopback(where.host) else config.tls
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        ssl_certfile=tls.cert if tls else None,
+        ssl_keyfile=tls.key if tls else None,
     )
+    settings.load()
+    server = AdminServer(settings)
     listener = _bind(where)
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     try:
@@ -226,6 +242,13 @@ async def _admin_listener(app: Callable[..., object], config: ServerConfig) -> A
         server.should_exit = True
         await serving
         listener.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bind(where: HostPort) -> socket.socket:
