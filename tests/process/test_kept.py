@@ -60,6 +60,7 @@ async def test_it_is_started_again_when_it_ends(program: Program) -> None:
     await kept.ensure()
     first = kept.pid
     assert first is not None
+    await asyncio.to_thread(eventually, lambda: kept.last_lines() == ["up"], "it has said something")
     keeping = asyncio.ensure_future(kept.keep())
     os.kill(first, signal.SIGKILL)
     async with asyncio.timeout(30):

@@ -64,7 +64,11 @@ def boot(root: Path, console: Path) -> Iterator[Node]:
     command += ["--private-network", "--resolv-conf=off", "--timezone=off", "--console=read-only", "--boot"]
     with console.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "systemd.unit=sockets.target"], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            [*command, "systemd.unit=sockets.target"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "SYSTEMD_NSPAWN_TMPFS_TMP": "0"},  # this checkout may lie in /tmp
         )
     try:
         node = eventually(lambda: booted(process.pid), "the boot")
