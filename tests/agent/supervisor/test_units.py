@@ -59,6 +59,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def boot(root: Path, console: Path) -> Iterator[Node]:
     (root / "etc/machine-id").write_text("")
+    # This checkout may lie in /tmp: it must be neither covered by a file system nor cleared away at the boot.
+    (root / "etc/tmpfiles.d").mkdir(exist_ok=True)
+    (root / "etc/tmpfiles.d/tmp.conf").symlink_to("/dev/null")
     name = f"llmgw-test-{os.getpid()}"
     command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", f"--directory={root}", f"--machine={name}"]
     command += ["--private-network", "--resolv-conf=off", "--timezone=off", "--console=read-only", "--boot"]
@@ -68,7 +71,7 @@ def boot(root: Path, console: Path) -> Iterator[Node]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "SYSTEMD_NSPAWN_TMPFS_TMP": "0"},  # this checkout may lie in /tmp
+            env={**os.environ, "SYSTEMD_NSPAWN_TMPFS_TMP": "0"},
         )
     try:
         node = eventually(lambda: booted(process.pid), "the boot")
