@@ -38,7 +38,7 @@ def states(node: Node) -> list[str]:
 # -- start and stop
 
 
-async def test_a_shard_is_started_proved_and_stopped_without_a_trace(folder: Path) -> None:
+async def test_a_shard_is_started_proved_and_stopped(folder: Path) -> None:
     async with opened(folder) as node:
         wanted = sim(load_time_s=0.2)
         node.want(wanted)
@@ -52,7 +52,7 @@ async def test_a_shard_is_started_proved_and_stopped_without_a_trace(folder: Pat
         node.want()
         await node.none()
         assert not alive(ready.pid)
-        assert not list((folder / "work" / "processes").iterdir())
+        assert node.supervisor.running() == ()
         assert not list((folder / "work" / "wanted").iterdir())
 
 
@@ -316,6 +316,26 @@ async def test_an_engine_of_which_nothing_is_remembered_is_kept_until_it_is_reco
         await node.until(lambda: node.converge.shards()[0].state is ShardState.READY, "it is ready")
 
 
+async def test_the_output_of_what_ended_can_still_be_read_until_there_is_too_much(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmgw.agent.converge.OUTPUTS_KEPT", 1)
+    async with opened(folder) as node:
+        for name in ("m-aaaaa/0", "m-bbbbb/0"):
+            node.want(replace(sim(), id=name))
+            await node.one(ShardState.READY)
+            node.want()
+            await node.none()
+            assert any("listening on" in line for line in node.supervisor.tail(name))
+        await asyncio.to_thread(eventually, lambda: len(node.supervisor.ended()) == 1)
+        assert node.supervisor.ended()[0].shard_id == "m-bbbbb/0"
+        monkeypatch.setattr("llmgw.agent.converge.OUTPUT_KEPT_S", 0.0)
+        node.want(replace(sim(), id="m-ccccc/0"))
+        await node.one(ShardState.READY)
+        node.want()
+        await asyncio.to_thread(eventually, lambda: node.supervisor.ended() == ())
+
+
 @pytest.mark.parametrize("next", [None, 2])
 async def test_an_engine_of_which_nothing_is_remembered_is_stopped_where_it_is_not_wanted(
     folder: Path, next: int | None
@@ -331,7 +351,7 @@ async def test_an_engine_of_which_nothing_is_remembered_is_stopped_where_it_is_n
         if next is None:
             node.want()
             await node.none()
-            assert not list((folder / "work" / "processes").iterdir())
+            assert node.supervisor.running() == ()
         else:
             node.want(sim(next, port=port))
             await node.one(ShardState.READY, next)
@@ -368,7 +388,7 @@ async def test_an_engine_that_ended_with_nobody_looking_is_told_and_then_cleared
         assert any("listening on" in line for line in failed.exit.last_lines)
         node.want()
         await node.none()
-        assert not list((folder / "work" / "processes").iterdir())
+        assert node.supervisor.running() == ()
         assert not list((folder / "work" / "wanted").iterdir())
     finally:
         await node.close()

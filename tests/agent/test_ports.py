@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent import ports
+from llmgw.process.ports import port_holder
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
@@ -47,14 +48,14 @@ def test_an_address_of_another_machine_is_not_a_matter_of_ports() -> None:
 def test_a_proc_that_can_not_be_read_names_nobody(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "tcp").write_text("  sl  local_address\n   0: 0100007F:4E20 0:0 0A\nnonsense\n")
-    assert ports.holder_of(20000, tmp_path) is None
+    assert port_holder(20000, tmp_path) is None
     (tmp_path / "net" / "tcp").write_text(
         "head\n   0: 0100007F:4E20 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1\n"
     )
-    assert ports.holder_of(20000, tmp_path) is None
+    assert port_holder(20000, tmp_path) is None
     (tmp_path / "812" / "fd").mkdir(parents=True)
     (tmp_path / "812" / "fd" / "3").symlink_to("socket:[4711]")
-    assert ports.holder_of(20000, tmp_path) == "pid 812 (unknown)"
+    assert port_holder(20000, tmp_path) == "pid 812 (unknown)"
     (tmp_path / "812" / "comm").write_text("nginx\n")
-    assert ports.holder_of(20000, tmp_path) == "pid 812 (nginx)"
-    assert ports.holder_of(20001, tmp_path) is None
+    assert port_holder(20000, tmp_path) == "pid 812 (nginx)"
+    assert port_holder(20001, tmp_path) is None

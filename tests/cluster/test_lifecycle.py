@@ -157,8 +157,6 @@ def test_what_is_stopped_while_its_agent_is_away_is_stopped_when_it_is_back(lab:
     lab.agent("n1")
     eventually(lambda: not lab.get("replicas"), "it is stopped")
     assert not alive(before["pids"][0])
-    left = [path for path in (lab.root / "n1" / "work" / "processes").rglob("*") if path.is_file()]
-    assert left == []
     with lab.admin() as client:
         client.delete("models/sim/scale")
     assert lab.ready()["id"] != before["id"]
@@ -205,3 +203,20 @@ def test_two_agents_over_one_work_directory_are_one(lab: Lab) -> None:
     assert "is in use by another agent" in second.output()
     assert "Traceback" not in second.output()
     assert lab.ready()["pids"] == before["pids"]
+
+
+def test_why_an_engine_fails_can_be_read_while_it_waits_for_its_next_try() -> None:
+    lab = Lab.make(SIM.replace("token_interval: 5ms", "fault: 'exit-at-start:7'"))
+    try:
+        lab.server()
+        lab.agent("n1")
+        # From its third failure on there are seconds between one try and the next.
+        failed = eventually(
+            lambda: (found := lab.replica()).get("restarts", 0) >= 3 and not found["placements"] and found, "it waits"
+        )
+        with lab.admin() as client:
+            lines = list(client.lines(f"shards/{failed['id']}/0/logs"))
+        assert list(failed["last_exit"]["last_lines"]) == lines[-len(failed["last_exit"]["last_lines"]) :]
+        assert lines
+    finally:
+        lab.close()

@@ -113,7 +113,7 @@ GARBAGE: list[tuple[str, str, bytes | None, int, str]] = [
     ("GET", "/api/v1/shards/x/0/logs", None, 404, "no shard is called 'x/0'"),
     ("GET", "/api/v1/shards/REPLICA/%C2%B2/logs", None, 404, "no shard is called"),
     ("GET", "/api/v1/shards/REPLICA/" + "9" * 5000 + "/logs", None, 404, "no shard is called"),
-    ("GET", "/api/v1/shards/REPLICA/7/logs", None, 404, "/7 is not placed"),
+    ("GET", "/api/v1/shards/REPLICA/7/logs", None, 404, "has no rank 7: its ranks are 0 to 0"),
     ("GET", "/api/v1/shards/REPLICA/-1/logs", None, 404, "no shard is called"),
     ("GET", "/api/v1/events?limit=0", None, 422, "limit: "),
     ("GET", "/api/v1/events?limit=1e9", None, 422, "limit: "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -538,7 +539,8 @@ async def test_a_taken_port_says_so(house: House, tmp_path: Path) -> None:
         GatewaySettings(id="g", state_dir=tmp_path, listen_host="127.0.0.1", listen_port=house.gateway.port)
     )
     with pytest.raises(
-        StartError, match=rf"can't listen on 127.0.0.1 port {house.gateway.port}: .*change listen.gateway"
+        StartError,
+        match=rf"port {house.gateway.port} \(listen.gateway\): it is taken by pid {os.getpid()} .*change listen.gateway",
     ):
         await other.start()
 

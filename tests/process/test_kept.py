@@ -66,7 +66,7 @@ async def test_it_is_started_again_when_it_ends(program: Program) -> None:
     async with asyncio.timeout(30):
         await told.wait()
     await asyncio.to_thread(eventually, lambda: kept.pid not in (None, first), "it runs again")
-    assert said == ["it was killed by SIGKILL; starting it again in 1 s; its last words: up"]
+    assert said == ["it was killed by SIGKILL; starting it again in 0.2 s; its last words: up"]
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 

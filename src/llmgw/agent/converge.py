@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import structlog
 from llmgw.agent.memory import Remembered
 from llmgw.agent.presence import Presence, Rooms, Stray
 from llmgw.agent.shard import ShardRunner
-from llmgw.agent.supervisor import Ended, Running
+from llmgw.agent.supervisor import Ended, Running, SupervisorError
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.model import DesiredShard, EngineState, ObservedShard, ShardState
 from llmgw.link.messages import Desired
@@ -21,6 +22,9 @@ log = structlog.get_logger()
 
 RETRY_FIRST_S = 60.0
 RETRY_MOST_S = 600.0
+OUTPUTS_KEPT = 20
+"""Shards that ended and are no longer wanted here, whose output can still be read."""
+OUTPUT_KEPT_S = 86_400.0
 
 
 @dataclass(slots=True)
@@ -123,6 +127,18 @@ class Converge:
             await life.runner.forget()
         del self._lives[life.runner.id]
         self._changed.set()
+        await self._clear_away()
+
+    async def _clear_away(self) -> None:
+        """Removes the output of shards that ended long ago, or of which there are too many."""
+        ended = sorted(self._rooms.supervisor.ended(), key=lambda end: end.ended_at, reverse=True)
+        idle = [end for end in ended if end.shard_id not in self._lives]
+        for number, end in enumerate(idle):
+            if number >= OUTPUTS_KEPT or time.time() - end.ended_at > OUTPUT_KEPT_S:
+                try:
+                    await self._rooms.supervisor.forget(end.shard_id)
+                except (SupervisorError, OSError) as error:
+                    log.warning("what is left of a shard can't be removed", shard=end.shard_id, reason=str(error))
 
     def _task(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)

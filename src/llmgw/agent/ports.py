@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from pathlib import Path
+
+from llmgw.process.ports import port_holder
 
 
 def taken(host: str, port: int, root: Path = Path("/proc")) -> str | None:
@@ -21,45 +22,5 @@ def taken(host: str, port: int, root: Path = Path("/proc")) -> str | None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            return f"port {port} is taken by {holder_of(port, root) or 'a process that the agent can not see'}"
+            return f"port {port} is taken by {port_holder(port, root) or 'a process that the agent can not see'}"
     return None
-
-
-def holder_of(port: int, root: Path = Path("/proc")) -> str | None:
-    """The process that listens on a TCP port, such as "pid 812 (nginx)"; None where it can't be seen."""
-    inodes = {f"socket:[{inode}]" for name in ("tcp", "tcp6") for inode in _listening(root / "net" / name, port)}
-    if not inodes:
-        return None
-    for process in root.iterdir():
-        if process.name.isdigit() and _holds(process / "fd", inodes):
-            return f"pid {process.name} ({_name(process)})"
-    return None
-
-
-def _listening(table: Path, port: int) -> list[str]:
-    try:
-        rows = [line.split() for line in table.read_text().splitlines()[1:]]
-    except OSError:
-        return []
-    return [row[9] for row in rows if len(row) > 9 and row[3] == "0A" and row[1].endswith(f":{port:04X}")]
-
-
-def _holds(folder: Path, inodes: set[str]) -> bool:
-    try:
-        return any(_target(entry) in inodes for entry in folder.iterdir())
-    except OSError:
-        return False
-
-
-def _target(entry: Path) -> str:
-    try:
-        return os.readlink(entry)
-    except OSError:
-        return ""
-
-
-def _name(process: Path) -> str:
-    try:
-        return (process / "comm").read_text().strip()
-    except OSError:
-        return "unknown"

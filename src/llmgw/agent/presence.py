@@ -12,7 +12,7 @@ import structlog
 from llmgw.agent.install import Installer
 from llmgw.agent.memory import ShardMemory
 from llmgw.agent.probe import EngineClient
-from llmgw.agent.supervisor import Ended, Running, Supervisor, SupervisorError
+from llmgw.agent.supervisor import Ended, Running, Supervisor
 from llmgw.agent.weights import WeightStore
 from llmgw.cluster.model import EngineOnNode, Exit, ObservedShard, ShardState
 from llmgw.process.errors import ProcessError
@@ -67,13 +67,12 @@ class Presence:
                 await asyncio.sleep(STOP_AGAIN_S)
 
     async def forget(self) -> None:
-        """Removes what is left of a shard that is no longer wanted here at all, its output included."""
+        """Forgets what was asked of a shard that is no longer wanted here. Its output stays for whoever asks why."""
         try:
-            await self._rooms.supervisor.forget(self.id)
             await asyncio.to_thread(self._rooms.memory.forget, self.id)
-        except (SupervisorError, OSError) as error:
+        except OSError as error:
             # The next agent finds it, and tries again.
-            log.warning("what is left of a shard can't be removed", shard=self.id, reason=str(error))
+            log.warning("what was asked of a shard can't be forgotten", shard=self.id, reason=str(error))
 
     def ended_unseen(self, exit: Exit) -> None:
         """Its engine ended while no agent was looking."""

@@ -66,8 +66,11 @@ def admin(context: typer.Context) -> Iterator[AdminClient]:
     except (AdminError, ContextError) as error:
         print(f"llmgw ctl: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    except BrokenPipeError:
+        raise typer.Exit(1) from None
     except OSError as error:
-        print(f"llmgw ctl: {error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"llmgw ctl: {where}{error.strerror or error} (on this machine)", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -176,7 +179,7 @@ def events(
     with admin(context) as client:
         found = client.get("events", limit=lines, **about)
         if not follow:
-            show(found, output, tables.events)
+            show(found, output, lambda found: tables.events(found, subject))
             return
         last = found[-1]["id"] if found else ""
         while True:
@@ -212,6 +215,13 @@ def backup(context: typer.Context, file: Path, output: OutputOption = Output.TAB
         written = client.download("backup", file)
     answer = {"file": str(file), "bytes": written}
     show(answer, output, lambda _: print(f"{file}: {written} bytes"))
+
+
+@ctl.command()
+def halt(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """Stop every replica. Nothing starts again until the control plane itself is started anew."""
+    with admin(context) as client:
+        show(client.post("halt"), output, tables.status)
 
 
 @ctl.command()

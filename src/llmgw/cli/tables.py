@@ -15,6 +15,8 @@ from llmgw.cli.rows import Column, print_rows
 
 Row = dict[str, Any]
 
+PIPE_WIDTH = 10_000
+
 _COLOURS = {
     "ready": "green",
     "installed": "green",
@@ -29,7 +31,8 @@ _COLOURS = {
 
 
 def console() -> Console:
-    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+    """As wide as the terminal; into a pipe nothing is wrapped."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def print_json(answer: Any) -> None:
@@ -48,6 +51,11 @@ def _ago(at: str | None) -> str:
         if seconds >= length:
             return f"{seconds // length}{unit}"
     return f"{max(seconds, 0)}s"
+
+
+def _moment(at: str) -> str:
+    """UTC, to the second."""
+    return at.replace("T", " ").split(".")[0]
 
 
 def _size(count: int | None) -> str:
@@ -265,7 +273,9 @@ def replica(answer: Row) -> None:
         out.print(f"last end  {exit['signal'] or 'status ' + str(exit['status'])}")
         for line in exit["last_lines"][-10:]:
             out.print(Text(f"          | {line}"))
-    story = [(line["at"], str(line["generation"]), _state(line["state"]), line["why"]) for line in answer["story"]]
+    story = [
+        (_moment(line["at"]), str(line["generation"]), _state(line["state"]), line["why"]) for line in answer["story"]
+    ]
     print_rows(out, [Column("AT"), Column("GEN"), Column("STATE")], "WHY", story)
 
 
@@ -295,16 +305,13 @@ def why(answer: Row) -> None:
     out.print(tree)
 
 
-def events(answer: list[Row]) -> None:
+def events(answer: list[Row], subject: str | None = None) -> None:
     out = console()
     if not answer:
-        out.print("nothing has happened yet")
+        out.print(f"no event is about {subject}" if subject else "nothing has happened yet")
         return
     columns = [Column("AT"), Column("KIND", 1), Column("SUBJECT", 2)]
-    rows = [
-        (event["at"].replace("T", " ").split(".")[0], event["kind"], event["subject"] or "-", event["words"])
-        for event in answer
-    ]
+    rows = [(_moment(event["at"]), event["kind"], event["subject"] or "-", event["words"]) for event in answer]
     print_rows(out, columns, "WORDS", rows)
 
 
@@ -312,7 +319,7 @@ def event_line(event: Row, *, as_json: bool) -> None:
     line = (
         json.dumps(event, ensure_ascii=False)
         if as_json
-        else "  ".join((event["at"], event["kind"], event["subject"] or "-", event["words"]))
+        else "  ".join((_moment(event["at"]), event["kind"], event["subject"] or "-", event["words"]))
     )
     print(line, flush=True)
 

@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,9 @@ from llmgw.up.layout import Home, Serve, UpRefused
 from llmgw.up.run import ClusterOfOne, Progress, Up, only_one
 
 T = TypeVar("T")
+
+WIDE = 110
+"""From this many columns on there is room for a bar beside the words, which say the percentage anyway."""
 
 
 def run_up(directory: Path | None, engine: str | None, model: Path | None, port: int | None) -> int:
@@ -88,18 +93,20 @@ async def _cluster(cluster: ClusterOfOne, view: View, context_path: Path) -> int
         raise
     view.close()
     if found is not None:
-        _print_found(view.out, found, time.monotonic() - began, _keep_context(found, context_path))
+        with suppress(OSError):
+            _print_found(view.out, found, time.monotonic() - began, _keep_context(found, context_path))
         await until(signals.first, cluster.watch())
-    view.out.print("\nstopping: engines first (Ctrl-C again ends at once)")
+    view.print("\nstopping: engines first (Ctrl-C again ends at once)")
     await until(signals.second, cluster.down())
     view.close()
     if signals.second.is_set():
         await cluster.end_processes()
         left = await asyncio.to_thread(cluster.engines_left)
-        view.out.print("left running: " + ", ".join(left) if left else "ended; nothing is left running")
+        view.print("left running: " + ", ".join(left) if left else "ended; nothing is left running")
         return 130
-    view.out.print("stopped; nothing is left running")
-    return 0
+    left = await asyncio.to_thread(cluster.engines_left)
+    view.print("stopped, but left running: " + ", ".join(left) if left else "stopped; nothing is left running")
+    return 1 if left else 0
 
 
 def _keep_context(found: Up, path: Path) -> str:
@@ -109,10 +116,11 @@ def _keep_context(found: Up, path: Path) -> str:
         theirs = path.exists() and find_context(path=path, env={}).server != mine.server
     except ContextError:
         theirs = True
+    me = "llmgw" if shutil.which("llmgw") else sys.argv[0] if os.access(sys.argv[0], os.X_OK) else "python -m llmgw"
     if theirs:
-        return f"llmgw ctl --context {found.home.context} status"
+        return f"{me} ctl --context {found.home.context} status"
     write_context(mine, path)
-    return "llmgw ctl status"
+    return f"{me} ctl status"
 
 
 def _print_found(out: Console, found: Up, took_s: float, ctl: str) -> None:
@@ -144,11 +152,21 @@ class View:
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.update("", refresh=True)
-            self._live.stop()
+            with suppress(OSError):
+                self._live.update("", refresh=True)
+                self._live.stop()
             self._live = None
 
+    def print(self, words: str) -> None:
+        """A terminal that was closed, or a pipe whose reader has gone, must not keep anything from being stopped."""
+        with suppress(OSError):
+            self.out.print(words)
+
     def _tell(self, rows: list[tuple[str, str]]) -> None:
+        with suppress(OSError):
+            self._draw(rows)
+
+    def _draw(self, rows: list[tuple[str, str]]) -> None:
         if not self.out.is_terminal:
             for what, words in rows:
                 # A percentage that moves is no news for a log.
@@ -159,21 +177,24 @@ class View:
         if self._live is None:
             self._live = Live(console=self.out, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(_drawn(rows), refresh=True)
+        self._live.update(_drawn(rows, wide=self.out.width >= WIDE), refresh=True)
 
     def _say(self, words: str) -> None:
-        if self.out.is_terminal:
-            self.out.print(Text(words, style="yellow"))
-        else:
-            print(words, flush=True)
+        with suppress(OSError):
+            if self.out.is_terminal:
+                self.out.print(Text(words, style="yellow"))
+            else:
+                print(words, flush=True)
 
 
-def _drawn(rows: list[tuple[str, str]]) -> Table:
+def _drawn(rows: list[tuple[str, str]], *, wide: bool) -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1)
-    table.add_column(width=24)
+    if wide:
+        table.add_column(width=24)
     for what, words in rows:
         percent = re.search(r"(\d+) %", words)
-        table.add_row(what, words, ProgressBar(total=100, completed=int(percent[1])) if percent else "")
+        bar = ProgressBar(total=100, completed=int(percent[1])) if percent else ""
+        table.add_row(*((what, words, bar) if wide else (what, words)))
     return table

@@ -57,7 +57,7 @@ def why(cluster: Cluster, model: str) -> Explanation:
     want = wanted(cluster, name)
     ready = sum(replica.state is ReplicaState.READY for replica in replicas)
     lines = tuple(
-        ReplicaWhy(replica.id, replica.state, _why_replica(cluster, replica), _outdated(spec, replica))
+        ReplicaWhy(replica.id, replica.state, why_replica(cluster, replica), _outdated(spec, replica))
         for replica in replicas
     )
     refusal = _refusal(cluster, spec, replicas)
@@ -101,8 +101,16 @@ def _summary(
     if troubled:
         worst = min(troubled, key=lambda line: (_WORST_FIRST.index(line.state), line.id))
         words += f"; {worst.id}: {worst.why}"
+    shaky = next((replica for replica in replicas if _is_shaky(cluster, replica)), None)
+    if shaky is not None:
+        words += f"; {shaky.id}: {why_replica(cluster, shaky)}"
     outdated = sorted({line.outdated for line in lines if line.outdated})
     return "; ".join([words, *outdated])
+
+
+def _is_shaky(cluster: Cluster, replica: Replica) -> bool:
+    """Ready as last heard, on a node that does not answer now."""
+    return replica.state is ReplicaState.READY and bool(_about_nodes(cluster, replica))
 
 
 def _who_wants(cluster: Cluster, name: str) -> str:
@@ -114,7 +122,8 @@ def _who_wants(cluster: Cluster, name: str) -> str:
     return f" (by ctl scale; the catalog says {spec.replicas})" if name in cluster.scale else ""
 
 
-def _why_replica(cluster: Cluster, replica: Replica) -> str:
+def why_replica(cluster: Cluster, replica: Replica) -> str:
+    """What a replica is doing or lacks, what is the matter with its nodes, and what happens next."""
     words = replica.why or replica.state.value
     if replica.state is ReplicaState.FAILED:
         words += "".join(f"; {note}" for note in _before_next(cluster, replica))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from llmgw.cluster.lifecycle import (
@@ -28,6 +29,7 @@ _PROGRESS = {
 }
 _ORDER = (ReplicaState.PLACING, ReplicaState.PREPARING, ReplicaState.STARTING, ReplicaState.READY)
 _LAST_LINES = 5
+_ERROR = re.compile(r"\bE\b|error|fail|fatal|exception|can't|cannot", re.IGNORECASE)
 
 
 def fold(step: Step, replica: Replica) -> None:
@@ -139,6 +141,14 @@ def _fail(step: Step, replica: Replica, node: Node, rank: int, shard: ObservedSh
     step.note("replica.failed", replica.id, f"{replica.id} of {replica.model} failed: {why}{wait}")
 
 
+def telling_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The last few lines of an output, and before them the first that speaks of an error: the cause is said first,
+    and what follows from it last."""
+    last = lines[-_LAST_LINES:]
+    cause = next((line for line in lines[:-_LAST_LINES] if _ERROR.search(line)), None)
+    return last if cause is None else (cause, *last[1:])
+
+
 def how_it_ended(shard_id: str, node_id: str, shard: ObservedShard | None) -> str:
     """``shard m-abcde/0 on n1 exited with status 1: last lines``."""
     if shard is None:
@@ -150,7 +160,7 @@ def how_it_ended(shard_id: str, node_id: str, shard: ObservedShard | None) -> st
         words += "failed" if shard.state is ShardState.FAILED else "stopped without having been asked to"
     if shard.why and shard.why not in words:
         words += f": {shard.why}"
-    lines = shard.exit.last_lines[-_LAST_LINES:] if shard.exit is not None else ()
+    lines = telling_lines(shard.exit.last_lines) if shard.exit is not None else ()
     return words + (f"; last lines: {' | '.join(line.strip() for line in lines)}" if lines else "")
 
 

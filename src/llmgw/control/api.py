@@ -204,6 +204,8 @@ def _writes(router: APIRouter, rooms: Rooms) -> None:
 
     @router.post("/keys", status_code=201)
     async def create_key(body: KeyBody) -> KeyMade:
+        for name in body.models:
+            _model(plane, name)
         key, text = new_key(body.name, body.models, plane.now().wall_s)
 
         async def act() -> None:
@@ -216,7 +218,7 @@ def _writes(router: APIRouter, rooms: Rooms) -> None:
     @router.delete("/keys/{name}")
     async def revoke_key(name: str) -> views.KeyView:
         if (key := plane.keys.get(name)) is None:
-            raise not_found("key", name, list(plane.keys))
+            raise not_found("key", name, [f"{key.id} ({key.name})" for key in plane.keys.values()])
         if key.revoked_at is not None:
             return views.key_view(key)
         revoked = replace(key, revoked_at=plane.now().wall_s)
@@ -307,11 +309,15 @@ def _peer_of(rooms: Rooms, shard: str) -> Peer:
             found.shard_id(n) for found in rooms.plane.cluster.replicas.values() for n in range(len(found.placements))
         ]
         raise not_found("shard", shard, known)
-    if int(rank) >= len(replica.placements):
+    placements = replica.placements or replica.previous
+    if placements and int(rank) >= len(placements):
+        words = f"{replica.id} has no rank {rank}: its ranks are 0 to {len(placements) - 1}"
+        raise ApiError(404, "no_such_rank", words, f"llmgw ctl logs {replica.id}/0")
+    if not placements:
         raise ApiError(
             404, "shard_not_placed", f"{shard} is not placed: {replica.why}", f"llmgw ctl why {replica.model}"
         )
-    node = replica.placements[int(rank)].node
+    node = placements[int(rank)].node
     if (desk := rooms.desk.nodes.get(node)) is None:
         raise ApiError(
             503, "node_disconnected", f"{shard} is on {node}, which is not connected", f"llmgw ctl node {node}"

@@ -28,6 +28,7 @@ from llmgw.control.reload import Reloader
 from llmgw.control.serials import Serials
 from llmgw.link.listener import ListenError
 from llmgw.link.server import LinkServer, ServerIdentity
+from llmgw.pki.contexts import read_identity
 from llmgw.pki.names import IdentityError
 from llmgw.private_file import write_private
 from llmgw.process.errors import ProcessError
@@ -72,6 +73,8 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 
 async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: AsyncExitStack, new_token: bool) -> None:
     _allow_many_peers()
+    # First of all, since it writes nothing: a control plane that can't be dialled should leave nothing behind.
+    read_identity(ServerIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key))
     folder = state_dir(config.store)
     store = await open_store(config.store)
     stack.push_async_callback(store.close)

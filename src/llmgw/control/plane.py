@@ -106,6 +106,9 @@ class Plane:
                     done.set_exception(error)
                 if isinstance(error, Fenced):
                     raise
+                if isinstance(error, StoreError):
+                    # Something to write, so that the trouble is shown for as long as it lasts.
+                    self.note("store.refused", "", f"what an operator asked for could not be stored: {error}")
             else:
                 self._answers.append((done, result))
 

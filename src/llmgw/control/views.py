@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from llmgw.cluster.explain import why
+from llmgw.cluster.explain import why, why_replica
 from llmgw.cluster.model import Cluster, EngineOnNode, Exit, Inventory, Node, ObservedShard, Placement, Replica, Vitals
 from llmgw.cluster.placement import Refusal
 from llmgw.store.base import ApiKey, Event
@@ -173,7 +173,7 @@ def replica_view(cluster: Cluster, replica: Replica, *, story: bool = False) -> 
         model=replica.model,
         state=replica.state,
         since=rfc3339(replica.since),
-        why=replica.why,
+        why=why_replica(cluster, replica),
         generation=replica.generation,
         profile=replica.profile.name if replica.profile else None,
         engine=replica.profile.engine if replica.profile else None,

@@ -28,6 +28,7 @@ from llmgw.gateway.standing import Standing
 from llmgw.gateway.table import Table, allowed
 from llmgw.gateway.upstream import Connector
 from llmgw.link.messages import Routes
+from llmgw.process.ports import port_holder
 
 BACKLOG = 4096
 TLS_HANDSHAKE_S = 10.0
@@ -265,14 +266,15 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        hint = (
-            "another process listens there: stop it, or change listen.gateway"
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
-        raise StartError(
-            f"can't listen on {host} port {port}: {error.strerror or error}{'; ' + hint if hint else ''}"
-        ) from error
+        raise StartError(cant_listen("listen.gateway", host, port, error)) from error
+
+
+def cant_listen(key: str, host: str, port: int, error: OSError) -> str:
+    """Why ``key`` of the file can't be listened on, who holds it, and what to do."""
+    if error.errno != errno.EADDRINUSE:
+        return f"can't listen on {host} port {port} ({key}): {error.strerror or error}"
+    holder = port_holder(port) or "another process"
+    return f"can't listen on {host} port {port} ({key}): it is taken by {holder}: end that, or change {key}"
 
 
 def _front_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:

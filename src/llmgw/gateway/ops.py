@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from llmgw.gateway.gateway import Gateway, StartError
+from llmgw.gateway.gateway import Gateway, StartError, cant_listen
 from llmgw.gateway.metrics import GatewayCollector
 from llmgw.version import VERSION
 
@@ -84,9 +84,7 @@ class OpsServer:
             await site.start()
         except OSError as error:
             await self._runner.cleanup()
-            raise StartError(
-                f"can't listen on {self._host} port {self._port} (listen.metrics): {error.strerror or error}"
-            ) from error
+            raise StartError(cant_listen("listen.metrics", self._host, self._port, error)) from error
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

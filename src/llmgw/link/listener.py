@@ -11,9 +11,10 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import structlog
+
+from llmgw.process.ports import port_holder
 
 HANDSHAKE_S = 10.0
 BACKLOG = 1024
@@ -152,19 +153,3 @@ def _why_not(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"{where}: ports below 1024 need root; choose another port"
     return f"{where}: {error.strerror or error}"
-
-
-def port_holder(port: int) -> str | None:
-    """``pid 812 (name)`` of the process that listens on a TCP port; None where it can't be seen."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if any(str(fd.readlink()) in inodes for fd in (process / "fd").iterdir()):
-                return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
-    return None

@@ -19,7 +19,7 @@ from llmgw.process.errors import ProcessError
 from llmgw.process.identity import send_signal
 from llmgw.process.record import DetachedSpec, ExitRecord
 
-AGAIN_FIRST_S = 1.0
+AGAIN_FIRST_S = 0.2
 AGAIN_MOST_S = 30.0
 STEADY_S = 60.0
 """After running for this long, the next end is answered as quickly as the first."""
@@ -98,8 +98,10 @@ class Kept:
 
     async def stop(self, timeout_s: float) -> None:
         """Stops it for good: SIGTERM, then SIGKILL after ``timeout_s``. Raises StopError."""
-        if await asyncio.to_thread(self.find) and self._running is not None:
-            await self._running.stop(timeout_s)
+        known = self._running if self.pid is not None else None
+        running = known or await asyncio.to_thread(self._find)
+        if running is not None:
+            await running.stop(timeout_s)
         self._running = None
 
     def last_lines(self) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import socket
+import stat
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -90,6 +92,10 @@ def check_serve(serve: Serve) -> None:
         raise UpRefused(f"--model {serve.model}: {error.strerror}") from error
     if magic != GGUF_MAGIC:
         raise UpRefused(f"--model {serve.model} is no GGUF file: it begins with {magic!r}, not with b'GGUF'")
+    if os.geteuid() == 0 and not serve.model.stat().st_mode & stat.S_IROTH:
+        raise UpRefused(
+            f"--model {serve.model}: engines run as the user llmgw-engine, who may not read it: chmod a+r {serve.model}"
+        )
 
 
 def choose_ports(home: Home, gateway: int | None) -> Ports:

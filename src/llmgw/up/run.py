@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from llmgw.agent.discovery import discover, settings_of
-from llmgw.agent.ports import holder_of
 from llmgw.client import AdminClient, AdminError, Context, write_context
 from llmgw.config import AgentConfig, load_agent, load_server
 from llmgw.engines.builds import DEFAULT_ENGINES, build, fits
 from llmgw.process.detached import find
 from llmgw.process.errors import ProcessError
 from llmgw.process.kept import Kept, Program, llmgw_argv
+from llmgw.process.ports import port_holder
 from llmgw.up import layout
 from llmgw.up.layout import Home, Ports, Serve, UpRefused
 
@@ -306,7 +306,7 @@ def _taken(what: str, port: int) -> str:
         if what == "gateway"
         else "remove ports.json from the directory to have new ports chosen"
     )
-    return f"port {port} ({what}) is taken by {holder_of(port) or 'another process'}: end it, or {way}"
+    return f"port {port} ({what}) is taken by {port_holder(port) or 'another process'}: end it, or {way}"
 
 
 @contextmanager
