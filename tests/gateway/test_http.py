@@ -538,10 +538,8 @@ async def test_a_taken_port_says_so(house: House, tmp_path: Path) -> None:
     other = Gateway(
         GatewaySettings(id="g", state_dir=tmp_path, listen_host="127.0.0.1", listen_port=house.gateway.port)
     )
-    with pytest.raises(
-        StartError,
-        match=rf"port {house.gateway.port} \(listen.gateway\): it is taken by pid {os.getpid()} .*change listen.gateway",
-    ):
+    words = rf"port {house.gateway.port} \(listen.gateway\): it is taken by pid {os.getpid()} .*change listen.gateway"
+    with pytest.raises(StartError, match=words):
         await other.start()
 
 

@@ -32,14 +32,15 @@ class Person:
     def out(self) -> Path:
         return self.home / "out"
 
-    def up(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def up(self, *arguments: str, output: int | None = None) -> subprocess.Popen[bytes]:
+        """Typed with these arguments; what it prints goes to ``out``, or to a descriptor."""
         env = {**os.environ, "HOME": str(self.home)}
         env.pop("XDG_DATA_HOME", None)
         env.pop("XDG_CONFIG_HOME", None)
-        with self.out.open("wb") as output:
+        with self.out.open("wb") as file:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "llmgw", "up", *arguments],
-                stdout=output,
+                stdout=file if output is None else output,
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,

@@ -150,3 +150,18 @@ def test_a_file_that_was_edited_is_kept(person: Person) -> None:
     file.write_text(edited + "nonsense: 1\n")
     assert person.stop(popen) == 0
     assert "nonsense" in refused(person)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_stops_though_nobody_can_read_what_it_says(person: Person, terminal: bool) -> None:
+    """A terminal that was closed, or a pipe whose reader went first."""
+    reads, writes = os.openpty() if terminal else os.pipe()
+    popen = person.up("--engine", "sim", "--port", str(free_port()), output=writes)
+    os.close(writes)
+    said = b""
+    while b"ctl status" not in said or b"curl" not in said:
+        said += os.read(reads, 65536)
+    os.close(reads)
+    popen.send_signal(signal.SIGHUP if terminal else signal.SIGINT)
+    assert popen.wait(60) == 0
+    assert person.handles() == []

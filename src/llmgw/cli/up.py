@@ -10,8 +10,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,7 +73,7 @@ async def until(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
 
 
 async def _up(home: Home, serve: Serve, port: int | None, asked: bool, context_path: Path) -> int:
-    view = View(Console(highlight=False))
+    view = View(Terminal(highlight=False))
     try:
         with only_one(home):
             return await _cluster(ClusterOfOne(home, serve, port, asked, view.progress()), view, context_path)
@@ -93,7 +93,7 @@ async def _cluster(cluster: ClusterOfOne, view: View, context_path: Path) -> int
         raise
     view.close()
     if found is not None:
-        with suppress(OSError):
+        with heard():
             _print_found(view.out, found, time.monotonic() - began, _keep_context(found, context_path))
         await until(signals.first, cluster.watch())
     view.print("\nstopping: engines first (Ctrl-C again ends at once)")
@@ -139,6 +139,25 @@ def _print_found(out: Console, found: Up, took_s: float, ctl: str) -> None:
     print(curl, flush=True)
 
 
+@contextmanager
+def heard() -> Iterator[None]:
+    """A terminal that was closed, or a pipe whose reader has gone, must not keep anything from being stopped: from
+    then on what is printed goes nowhere, what is left in buffers included."""
+    try:
+        yield
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class Terminal(Console):
+    """rich ends the process when a pipe breaks; here it is heard of like any other failure to print."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class View:
     """Progress: drawn in place on a terminal, a line for each change elsewhere."""
 
@@ -152,18 +171,17 @@ class View:
 
     def close(self) -> None:
         if self._live is not None:
-            with suppress(OSError):
+            with heard():
                 self._live.update("", refresh=True)
                 self._live.stop()
             self._live = None
 
     def print(self, words: str) -> None:
-        """A terminal that was closed, or a pipe whose reader has gone, must not keep anything from being stopped."""
-        with suppress(OSError):
+        with heard():
             self.out.print(words)
 
     def _tell(self, rows: list[tuple[str, str]]) -> None:
-        with suppress(OSError):
+        with heard():
             self._draw(rows)
 
     def _draw(self, rows: list[tuple[str, str]]) -> None:
@@ -180,7 +198,7 @@ class View:
         self._live.update(_drawn(rows, wide=self.out.width >= WIDE), refresh=True)
 
     def _say(self, words: str) -> None:
-        with suppress(OSError):
+        with heard():
             if self.out.is_terminal:
                 self.out.print(Text(words, style="yellow"))
             else:
