@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -82,16 +83,14 @@ class Meter:
         return stats
 
 
-class Gauges:
+class Gauges(Protocol):
     """Values of the moment, asked for when scraped."""
 
     def models(self) -> Iterable[tuple[str, int, int, int]]:
         """Of each model: its name, requests in flight, requests waiting, replicas in the table."""
-        raise NotImplementedError
 
     def scalars(self) -> Iterable[tuple[str, str, float]]:
         """Name, help, value."""
-        raise NotImplementedError
 
 
 class GatewayCollector(Collector):
