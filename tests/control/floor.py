@@ -79,6 +79,23 @@ def inventory(id: str) -> Inventory:
     )
 
 
+def dialled_in(hello: Hello, session: int) -> Peer:
+    """A peer that was welcomed, whose outbox is read in place of a connection."""
+    id, role = hello.id, hello.role
+    address = f"10.0.0.{session}:1"
+    opened = Session(role=role, id=id, number=session, address=address, fingerprint=id, instance=id, serial=id)
+    identity = PeerIdentity(
+        common_name=id,
+        role=role,
+        id=id,
+        cluster="c",
+        serial=id,
+        not_after=datetime(2100, 1, 1, tzinfo=UTC),
+        roles={role: id},
+    )
+    return Peer(opened, hello, identity, 0.0)
+
+
 class ControlFloor:
     def __init__(self, plane: Plane, store: Store, folder: Path) -> None:
         self.plane = plane
@@ -94,10 +111,6 @@ class ControlFloor:
     def join(self, id: str, shards: tuple[ObservedShard, ...] = ()) -> Peer:
         """A node dials in, with what it runs already."""
         self._sessions += 1
-        address = f"10.0.0.{self._sessions}:1"
-        session = Session(
-            role="node", id=id, number=self._sessions, address=address, fingerprint=id, instance=id, serial=id
-        )
         hello = Hello(
             role="node",
             id=id,
@@ -108,16 +121,7 @@ class ControlFloor:
             version="1",
             shards=shards,
         )
-        identity = PeerIdentity(
-            common_name=id,
-            role="node",
-            id=id,
-            cluster="c",
-            serial=id,
-            not_after=datetime(2100, 1, 1, tzinfo=UTC),
-            roles={"node": id},
-        )
-        peer = Peer(session, hello, identity, 0.0)
+        peer = dialled_in(hello, self._sessions)
         self.desk.on_welcomed(peer)
         return peer
 

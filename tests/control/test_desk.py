@@ -5,34 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 
 from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
 from llmgw.cluster.model import (
     Cluster,
-    Cpu,
     DesiredShard,
-    EngineOnNode,
-    EngineState,
-    Inventory,
     ObservedShard,
     ShardState,
-    Vitals,
 )
 from llmgw.control.desk import Desk
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
 from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Role, Routes
 from llmgw.link.server import Peer
-from llmgw.link.session import Session
-from llmgw.pki.certificate import PeerIdentity
 from llmgw.store.base import Saved
 from llmgw.store.memory import MemoryStore
+from tests.control.floor import ENGINE, GIB, VITALS, dialled_in, inventory
 
-GIB = 2**30
 SIM = Catalog(models=(ModelSpec(name="m", profiles=(Profile(name="p", engine="sim", memory_bytes=GIB),), replicas=3),))
-VITALS = Vitals(memory_bytes=16 * GIB, memory_available_bytes=8 * GIB, disk_bytes=GIB, disk_free_bytes=GIB)
-ENGINE = EngineOnNode(name="sim", version="1", state=EngineState.INSTALLED)
 
 
 class Floor:
@@ -45,25 +35,12 @@ class Floor:
 
     def join(self, id: str, role: Role = "node") -> Peer:
         self._sessions += 1
-        address = f"10.0.0.{self._sessions}:1"
-        session = Session(
-            role=role, id=id, number=self._sessions, address=address, fingerprint=id, instance=id, serial=id
-        )
         hello = Hello(role=role, id=id)
         if role == "node":
             hello = Hello(
-                role=role, id=id, inventory=_inventory(id), vitals=VITALS, probed=True, engines=(ENGINE,), version="1"
+                role=role, id=id, inventory=inventory(id), vitals=VITALS, probed=True, engines=(ENGINE,), version="1"
             )
-        identity = PeerIdentity(
-            common_name=id,
-            role=role,
-            id=id,
-            cluster="c",
-            serial=id,
-            not_after=datetime(2100, 1, 1, tzinfo=UTC),
-            roles={role: id},
-        )
-        peer = Peer(session, hello, identity, 0.0)
+        peer = dialled_in(hello, self._sessions)
         self.desk.on_welcomed(peer)
         return peer
 
@@ -102,18 +79,6 @@ class Floor:
 async def sent(peer: Peer) -> object:
     async with asyncio.timeout(10):
         return await peer.outbox.get()
-
-
-def _inventory(id: str) -> Inventory:
-    return Inventory(
-        hostname=id,
-        os="Debian",
-        kernel="6.1",
-        libc="glibc 2.36",
-        cpu=Cpu(model="x", architecture="x86_64", cores=2),
-        memory_bytes=16 * GIB,
-        mgmt_addr="127.0.0.1",
-    )
 
 
 @asynccontextmanager

@@ -148,11 +148,7 @@ def _title(what: str, answer: Row) -> Text:
 
 def node(answer: Row) -> None:
     out = console()
-    out.print(
-        Text.assemble(
-            "node      ", (answer["id"], "bold"), "  ", _state(answer["state"]), f" for {_ago(answer['since'])}"
-        )
-    )
+    out.print(_title("node", answer))
     if answer["why"]:
         out.print(f"why       {answer['why']}")
     connected = "" if answer["connected"] else ", not connected"
@@ -165,7 +161,7 @@ def node(answer: Row) -> None:
             + (f" ({engine['words']})" if engine["state"] == "installed" and engine["words"] else "")
         )
     if not answer["engines"]:
-        out.print("engine    " + ("none" if answer["probed"] else "not said yet"))
+        out.print(f"engine    {_no_engine(answer)}")
     for shard in answer["shards"]:
         where = f" at {shard['endpoint']}" if shard["endpoint"] else ""
         pid = f", pid {shard['pid']}" if shard["pid"] else ""
@@ -255,11 +251,7 @@ def replicas(answer: list[Row]) -> None:
 
 def replica(answer: Row) -> None:
     out = console()
-    out.print(
-        Text.assemble(
-            "replica   ", (answer["id"], "bold"), "  ", _state(answer["state"]), f" for {_ago(answer['since'])}"
-        )
-    )
+    out.print(_title("replica", answer))
     out.print(f"model     {answer['model']}, profile {answer['profile'] or '-'} ({answer['engine'] or '-'})")
     out.print(f"why       {answer['why']}")
     out.print(f"restarts  {answer['restarts']}" + (f", next try at {answer['retry_at']}" if answer["retry_at"] else ""))

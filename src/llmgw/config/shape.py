@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WrapValidator, field_validator
 
@@ -248,7 +248,6 @@ _NO_ENGINE = {
 Engine = Annotated[EngineName, _choice(EngineName, _NO_ENGINE)]
 ModelTask = Annotated[Task, _choice(Task, {"chat": "chat is `generate`", "embedding": "that is `embed`"})]
 Launching = Annotated[LaunchMode, _choice(LaunchMode)]
-NamedSource = Literal["github", "index"]
 
 Located = Annotated[Path, PlainValidator(_located)]
 Program = Annotated[str | None, PlainValidator(_program)]

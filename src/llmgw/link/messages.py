@@ -172,4 +172,3 @@ class Unknown:
 
 
 ToPeer = Welcome | Refused | Desired | Routes | LogsRequest | LogsCancel
-FromPeer = Hello | Observed | Heartbeat | RoutesAck | LogLines

@@ -69,7 +69,7 @@ class Kept:
         return False
 
     async def keep(self) -> None:
-        """Starts it again whenever it ends, after a second at first, then ever more slowly; until cancelled."""
+        """Starts it again whenever it ends, quickly at first, then ever more slowly; until cancelled."""
         pause = AGAIN_FIRST_S
         while True:
             if self._running is not None:
@@ -90,11 +90,6 @@ class Kept:
     def signal(self, number: signal.Signals) -> bool:
         """Signal the program itself; False where it does not run."""
         return self._running is not None and send_signal(self._running.record.program, number)
-
-    async def ended(self) -> ExitRecord:
-        """Returns when what runs now has ended."""
-        assert self._running is not None, "ensure it first"
-        return await self._running.wait()
 
     async def stop(self, timeout_s: float) -> None:
         """Stops it for good: SIGTERM, then SIGKILL after ``timeout_s``. Raises StopError."""

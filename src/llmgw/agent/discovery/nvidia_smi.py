@@ -24,7 +24,6 @@ from llmgw.agent.discovery.smi_text import (
 )
 
 _BAD_FIELD = 2
-_NO_DEVICES = 6
 
 
 class SmiFailed(Exception):
