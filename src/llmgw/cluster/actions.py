@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmgw.cluster.model import Node, Replica
+from llmgw.cluster.model import Brake, Drain, Node, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,25 @@ class Note:
     words: str
 
 
-Action = PutNode | PutReplica | RemoveReplica | CountReplica | Note
+@dataclass(frozen=True, slots=True)
+class PutDrain:
+    """A drain is new, or went on."""
+
+    drain: Drain
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDrain:
+    """The node is no longer to be emptied."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutBrake:
+    """The brake was put on (or changed), or came off (None). Not stored: what puts it on is seen again."""
+
+    brake: Brake | None
+
+
+Action = PutNode | PutReplica | RemoveReplica | CountReplica | PutDrain | RemoveDrain | PutBrake | Note

@@ -45,6 +45,28 @@ class ShardState(StrEnum):
     FAILED = "failed"
 
 
+class DrainState(StrEnum):
+    WAITING = "waiting"
+    """Something can't be moved yet, and whoever asked chose to wait; the originals serve on."""
+    MOVING = "moving"
+    DONE = "done"
+    """Nothing is left on the node. Stays until it is taken back."""
+
+
+class MoveState(StrEnum):
+    PENDING = "pending"
+    STARTING = "starting"
+    """The replacement is placed and not ready yet."""
+    SHIFTING = "shifting"
+    """The replacement is ready; gateways are taking up the table without the original."""
+    FINISHING = "finishing"
+    """No gateway sends the original anything new; its requests in flight are waited for."""
+    STOPPING = "stopping"
+    MOVED = "moved"
+    BLOCKED = "blocked"
+    """It can't go on for now; ``why`` says what is short."""
+
+
 class EngineState(StrEnum):
     WANTED = "wanted"
     RESOLVING = "resolving"
@@ -206,6 +228,8 @@ class ObservedShard:
     exit: Exit | None = None
     port_taken: bool = False
     """True where the shard failed because its port was not free: the next generation moves on to another block."""
+    prepared: bool = False
+    """While preparing: nothing is missing here any more; it starts once all ranks of its generation are as far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +274,13 @@ class Placement:
     memory_bytes: int = 0
     port: int = 0
     """First of the block of PORT_BLOCK ports that the shard may use."""
+    address: str = ""
+    """The node's management address when it was placed: where the other ranks and the gateway find it."""
 
 
 PORT_BLOCK = 100
+DIST_INIT_OFFSET = 50
+"""Where in the leader's block its ranks meet: engines count upwards from the first port, and from this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +326,33 @@ class Replica:
     taken_port: int = 0
     """Block of ports that the last generation found taken; the next one moves on. 0: none."""
     last_exit: Exit | None = None
+    fabric: str | None = None
+    """The fabric that its nodes share; None where it runs on one node."""
+    dist_init: str | None = None
+    """host:port on the leader at which the ranks of this generation meet; None where it runs on one node."""
+    replaces: str | None = None
+    """Id of the replica that this one takes over from: it counts beside it, not in addition, while that one stands."""
+    restart: bool = False
+    """An operator asked for it to be replaced by a fresh one."""
+    not_rolled_to: ModelSpec | None = None
+    """A changed catalog whose replacement did not become ready: not tried again until it changes once more."""
+    drained_by_s: float = 0.0
+    """While draining: monotonic time at which requests still in flight are given up. 0: not counted from yet.
+    Belongs to this control plane's clock, and is not stored."""
     story: tuple[StoryLine, ...] = ()
 
     def shard_id(self, rank: int) -> str:
         return f"{self.id}/{rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPeer:
+    """A rank as the other ranks of its generation need to know it; in the order of ranks, itself included."""
+
+    node: str
+    address: str
+    fabrics: tuple[str, ...] = ()
+    """Names of all fabrics that its node reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +370,88 @@ class DesiredShard:
     placement: Placement
     api_key: str = field(repr=False)
     """Key that the engine asks for: one per replica, known to the gateway alone."""
+    fabric: str | None = None
+    dist_init: str | None = None
+    peers: tuple[ShardPeer, ...] = ()
+    """All ranks; empty where the replica runs on one node."""
+    go: bool = True
+    """False: prepare (engine, weights, ports) and say so, but start nothing before all ranks can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests at one replica as one gateway counts them. ``finished`` and ``broken`` count since the table without
+    the replica was taken up; broken are those that ended in an error after their first byte had been sent on."""
+
+    in_flight: int = 0
+    finished: int = 0
+    broken: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A gateway as the control plane knows it. It lives in memory alone: gateways tell anew."""
+
+    id: str
+    connected: bool
+    heard_at_s: float
+    """Monotonic time of its last word. One that is not connected may send by its last table for a lease longer."""
+    may_send: frozenset[str] | None = None
+    """Replicas in the table that it acknowledged last; None: it has not acknowledged one in this session."""
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    """By replica id: those with requests in flight, and those that left its table a short while ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One replica of a drain: where it goes, or why it can't; then how far it is, and what each phase took."""
+
+    replica: str
+    model: str
+    state: MoveState = MoveState.PENDING
+    why: str = ""
+    """For people: what is waited for, or what is short."""
+    targets: tuple[str, ...] = ()
+    """Nodes that the plan chose, by rank; empty where none could be found."""
+    weights_there: bool = True
+    downtime: bool = False
+    """It is stopped first and placed again after: an operator allowed that for its model."""
+    replacement: str | None = None
+    since: float = 0.0
+    """Wall-clock time at which ``state`` began."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What each phase took, by the name of its state."""
+    finished: int = 0
+    broken: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """A node that is being emptied. The plan that an operator was shown, and then the report of what became of it."""
+
+    node: str
+    since: float
+    state: DrainState = DrainState.MOVING
+    why: str = ""
+    in_flight_s: float | None = None
+    """How long requests in flight may take; None: as the control plane's file says."""
+    allow_downtime: tuple[str, ...] = ()
+    """Models whose replicas may stop before there is another place for them."""
+    force: bool = False
+    """The same for all of them."""
+    wait: bool = False
+    moves: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brake:
+    """So many nodes fell silent at once that it is rather the network's fault, or ours: none is judged lost."""
+
+    since: float
+    silent: tuple[str, ...]
+    words: str
+    released: bool = False
+    """An operator said that the nodes are gone indeed: they are judged as ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,5 +498,16 @@ class Cluster:
     lost_after_s: float = 30.0
     grace_until_s: float = 0.0
     """Monotonic time before which no node is judged lost."""
+    gateways: Mapping[str, Gateway] = field(default_factory=dict)
+    drains: Mapping[str, Drain] = field(default_factory=dict)
+    """By node id."""
+    brake: Brake | None = None
+    in_flight_s: float = 600.0
+    """How long requests in flight may take when a replica drains."""
+    lease_s: float = 30.0
+    """How long a gateway that can't be reached may go on sending by the last table it took."""
+    tables_settled_at_s: float = 0.0
+    """Monotonic time before which a gateway that has not come back yet may still send by an older table: it is one
+    lease after this control plane took the lead."""
     halting: bool = False
     """Everything is to be stopped (a cluster of one is going down); nothing new starts."""

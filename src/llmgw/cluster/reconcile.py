@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llmgw.cluster.actions import Action, CountReplica, Note, PutNode, PutReplica, RemoveReplica
+from llmgw.cluster.actions import (
+    Action,
+    CountReplica,
+    Note,
+    PutBrake,
+    PutDrain,
+    PutNode,
+    PutReplica,
+    RemoveDrain,
+    RemoveReplica,
+)
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.derived import desired, desired_by_node, routes
 from llmgw.cluster.lifecycle import FORGIVEN_AFTER_S, all_gone, judged, lost_at_s, moved, suspect_at_s, told
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.observe import fold
 from llmgw.cluster.placement import Before, Placed, Planner, Refusal
+from llmgw.cluster.replacing import replace_outgoing
 from llmgw.cluster.scaling import scale
 from llmgw.cluster.step import Step
 
@@ -24,6 +35,7 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
     _judge(step)
     for replica in list(step.replicas.values()):
         fold(step, replica)
+    replace_outgoing(step)
     scale(step)
     _place(step)
     return step.actions()
@@ -32,6 +44,7 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
 def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
     """The cluster after the actions."""
     nodes, replicas, made = dict(cluster.nodes), dict(cluster.replicas), dict(cluster.replicas_made)
+    drains, brake = dict(cluster.drains), cluster.brake
     for action in actions:
         match action:
             case PutNode(node):
@@ -42,9 +55,15 @@ def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
                 replicas.pop(name, None)
             case CountReplica(model, count):
                 made[model] = count
+            case PutDrain(drain):
+                drains[drain.node] = drain
+            case RemoveDrain(name):
+                drains.pop(name, None)
+            case PutBrake(brake):
+                pass
             case Note():
                 pass
-    return replace(cluster, nodes=nodes, replicas=replicas, replicas_made=made)
+    return replace(cluster, nodes=nodes, replicas=replicas, replicas_made=made, drains=drains, brake=brake)
 
 
 def next_wake_s(cluster: Cluster, now: Instant) -> float | None:

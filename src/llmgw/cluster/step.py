@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from llmgw.cluster.actions import Action, CountReplica, Note, PutNode, PutReplica, RemoveReplica
-from llmgw.cluster.model import Cluster, Instant, Node, Replica
+from llmgw.cluster.actions import (
+    Action,
+    CountReplica,
+    Note,
+    PutBrake,
+    PutDrain,
+    PutNode,
+    PutReplica,
+    RemoveDrain,
+    RemoveReplica,
+)
+from llmgw.cluster.model import Brake, Cluster, Drain, Instant, Node, Replica
 
 
 class Step:
@@ -18,6 +28,8 @@ class Step:
         self.nodes: dict[str, Node] = dict(cluster.nodes)
         self.replicas: dict[str, Replica] = {key: cluster.replicas[key] for key in sorted(cluster.replicas)}
         self.made: dict[str, int] = dict(cluster.replicas_made)
+        self.drains: dict[str, Drain] = dict(cluster.drains)
+        self.brake: Brake | None = cluster.brake
         self._notes: list[Note] = []
 
     def note(self, kind: str, subject: str, words: str) -> None:
@@ -28,7 +40,14 @@ class Step:
 
     def snapshot(self) -> Cluster:
         """The cluster as it stands in the middle of the step."""
-        return replace(self.cluster, nodes=self.nodes, replicas=self.replicas, replicas_made=self.made)
+        return replace(
+            self.cluster,
+            nodes=self.nodes,
+            replicas=self.replicas,
+            replicas_made=self.made,
+            drains=self.drains,
+            brake=self.brake,
+        )
 
     def highest_generation(self, replica: Replica) -> int:
         """The highest generation of the replica that is known, or that any node still reports."""
@@ -64,4 +83,8 @@ class Step:
             if replica is not old.replicas.get(key) and replica != old.replicas.get(key)
         ]
         changes += [RemoveReplica(key) for key in sorted(old.replicas) if key not in self.replicas]
+        changes += [PutDrain(drain) for key, drain in sorted(self.drains.items()) if drain != old.drains.get(key)]
+        changes += [RemoveDrain(key) for key in sorted(old.drains) if key not in self.drains]
+        if self.brake != old.brake:
+            changes.append(PutBrake(self.brake))
         return (*changes, *self._notes)

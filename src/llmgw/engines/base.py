@@ -24,15 +24,37 @@ class Launch:
     help_text: str = ""
     """The engine's own help, which decides between flags that differ from version to version."""
     cores: int = 1
+    interface: str | None = None
+    """The node's management interface: where collectives bootstrap."""
+    hcas: tuple[str, ...] = ()
+    """Adapters of the replica's fabric on this node, and no others; empty where it runs on one node."""
+    sidecar_program: tuple[str, ...] = ()
+    """The program that sidecars are started with (``ray``), where the engine needs any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """A process that runs beside an engine: up before it, stopped after it; one that fails fails the shard."""
+
+    name: str
+    """Such as ``ray``: names its output, and its words in a failure."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    ready_argv: tuple[str, ...] = ()
+    """A command that exits with 0 once the sidecar is up; empty: it counts as up once it has run for a second."""
+    ready_within_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     argv: tuple[str, ...]
+    """Empty for a rank that runs nothing but its sidecars: the shard lives as long as they do."""
     env: Mapping[str, str]
     """The whole environment but for PATH, HOME and LANG, which the supervisor sets: built from nothing."""
     endpoint: str | None
     """host:port where the engine will serve; None for a rank that serves nothing."""
+    sidecars: tuple[Sidecar, ...] = ()
+    """In the order in which they are started."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files (0600, of the engine's user) to write before the start: path to text. Keys go here, never into argv."""
 

@@ -6,11 +6,12 @@ Fields that are not known are ignored, so that a newer peer can say more. ``epoc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import DesiredShard, EngineOnNode, Inventory, ObservedShard, Route, Vitals
+from llmgw.cluster.model import DesiredShard, EngineOnNode, Inventory, ObservedShard, Route, Traffic, Vitals
 
 PROTOCOL = 1
 OLDEST_PROTOCOL = 1
@@ -131,10 +132,23 @@ class Routes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutesAck:
+    """The table is taken up: no request goes by an older one any more. ``traffic`` is as of that moment."""
+
     type: Literal["routes_ack"] = "routes_ack"
     epoch: int
     session: int
     version: int
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficReport:
+    """What a gateway has in flight: of replicas that left its table, whenever that changes. Whole each time."""
+
+    type: Literal["traffic"] = "traffic"
+    epoch: int
+    session: int
+    replicas: Mapping[str, Traffic] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

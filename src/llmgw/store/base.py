@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmgw.cluster.model import Node, Replica
+from llmgw.cluster.model import Drain, Node, Replica
 
 
 class StoreError(Exception):
@@ -62,6 +62,7 @@ class Saved:
     """Override of ``replicas`` by model, with the file's value at that time in ``scale_base``."""
     scale_base: dict[str, int] = field(default_factory=dict)
     replicas_made: dict[str, int] = field(default_factory=dict)
+    drains: tuple[Drain, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     serials: dict[str, str] = field(default_factory=dict)
     """Certificate serial (hex) to node id, entered at first use."""
@@ -81,6 +82,9 @@ class Change:
     removed_nodes: Sequence[str] = ()
     replicas: Sequence[Replica] = ()
     removed_replicas: Sequence[str] = ()
+    drains: Sequence[Drain] = ()
+    removed_drains: Sequence[str] = ()
+    """Nodes that are no longer to be emptied."""
     replicas_made: dict[str, int] = field(default_factory=dict)
     serials: dict[str, str] = field(default_factory=dict)
     """Certificate serial (hex) to node id, of those that were used for the first time."""
