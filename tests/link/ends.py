@@ -14,7 +14,7 @@ from typing import Any
 
 from llmgw.cluster.model import Vitals
 from llmgw.link.client import ClientIdentity, LinkClient, LinkState
-from llmgw.link.messages import Heartbeat, Hello, LogLines, Observed, Role, RoutesAck
+from llmgw.link.messages import Heartbeat, Hello, LogLines, Observed, Role, RoutesAck, TrafficReport
 from llmgw.link.server import LinkServer, Peer, RefusedPeer, ServerIdentity
 from llmgw.pki.authority import Authority, Issued
 
@@ -65,7 +65,7 @@ class Recorder:
     def on_welcomed(self, peer: Peer) -> None:
         self._note("welcomed", peer)
 
-    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | LogLines) -> None:
+    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | TrafficReport | LogLines) -> None:
         self._note("frame", peer, frame)
 
     def on_heartbeat(self, peer: Peer, frame: Heartbeat) -> None:

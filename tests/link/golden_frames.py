@@ -25,7 +25,9 @@ from llmgw.cluster.model import (
     Placement,
     PortRange,
     Route,
+    ShardPeer,
     ShardState,
+    Traffic,
     Vitals,
 )
 from llmgw.link.messages import (
@@ -40,6 +42,7 @@ from llmgw.link.messages import (
     Routes,
     RoutesAck,
     RoutesKey,
+    TrafficReport,
     Welcome,
 )
 from llmgw.link.wire import Frame, encode, json_schema
@@ -85,6 +88,7 @@ SHARD = ObservedShard(
     endpoint="10.0.0.11:20000",
     exit=Exit(signal="SIGKILL", oom=True, last_lines=("out of memory",)),
     port_taken=True,
+    prepared=True,
 )
 DESIRED_SHARD = DesiredShard(
     id="qwen-abcde/0",
@@ -97,7 +101,7 @@ DESIRED_SHARD = DesiredShard(
     profile=Profile(
         name="one-node",
         engine="sim",
-        nodes=1,
+        nodes=2,
         gpus_per_node=1,
         memory_bytes=1024,
         context=8192,
@@ -108,8 +112,17 @@ DESIRED_SHARD = DesiredShard(
         args=("--flag",),
         sim=SimOptions(load_time_s=2.0, first_token_s=0.05, token_interval_s=0.01, fault="hang"),
     ),
-    placement=Placement(node="gpu-a-01", gpus=(0,), gpu_uuids=("GPU-0001",), memory_bytes=1024, port=20000),
+    placement=Placement(
+        node="gpu-a-01", gpus=(0,), gpu_uuids=("GPU-0001",), memory_bytes=1024, port=20000, address="10.0.0.11"
+    ),
     api_key="key-of-the-replica",
+    fabric="ib-a",
+    dist_init="10.0.0.11:20050",
+    peers=(
+        ShardPeer(node="gpu-a-01", address="10.0.0.11", fabrics=("ib-a",)),
+        ShardPeer(node="gpu-a-02", address="10.0.0.12", fabrics=("ib-a", "ib-b")),
+    ),
+    go=False,
 )
 
 FRAMES: tuple[Frame, ...] = (
@@ -183,7 +196,8 @@ FRAMES: tuple[Frame, ...] = (
         ),
         keys=(RoutesKey(id="key-abcde", hash="ab12", models=("qwen",)),),
     ),
-    RoutesAck(epoch=3, session=13, version=9),
+    RoutesAck(epoch=3, session=13, version=9, traffic={"qwen-fghij": Traffic(in_flight=2)}),
+    TrafficReport(epoch=3, session=13, replicas={"qwen-fghij": Traffic(in_flight=1, finished=20, broken=1)}),
     LogsRequest(id="7", shard="qwen-abcde/0", lines=50, follow=True),
     LogsCancel(id="7"),
     LogLines(id="7", lines=("loading", "ready"), end=True, error="the shard is gone"),

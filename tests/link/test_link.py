@@ -20,9 +20,20 @@ import pytest
 from aiohttp import WSMsgType
 from structlog.testing import capture_logs
 
+from llmgw.cluster.model import Traffic
 from llmgw.link import server as server_module
 from llmgw.link.client import ClientIdentity
-from llmgw.link.messages import Desired, Hello, LogsRequest, Observed, Refused, Routes, RoutesAck, Welcome
+from llmgw.link.messages import (
+    Desired,
+    Hello,
+    LogsRequest,
+    Observed,
+    Refused,
+    Routes,
+    RoutesAck,
+    TrafficReport,
+    Welcome,
+)
 from llmgw.link.server import LinkServer
 from llmgw.link.wire import decode, encode
 from llmgw.pki.contexts import client_context
@@ -63,6 +74,9 @@ async def test_a_gateway_dials_in_with_the_servers_own_certificate(serve, dial, 
     end.client.send(RoutesAck(epoch=0, session=0, version=4))
     ((_, ack),) = await told.wait("frame")
     assert ack == RoutesAck(epoch=1, session=peer.session, version=4)
+    end.client.send(TrafficReport(epoch=0, session=0, replicas={"tiny-aaaaa": Traffic(in_flight=3)}))
+    _, (_, report) = await told.wait("frame", 2)
+    assert report == TrafficReport(epoch=1, session=peer.session, replicas={"tiny-aaaaa": Traffic(in_flight=3)})
     assert server.peer("cp-1", "node") is None
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from llmgw.link.messages import Heartbeat, Hello, LogLines, Observed, RoutesAck
+from llmgw.link.messages import Heartbeat, Hello, LogLines, Observed, RoutesAck, TrafficReport
 from llmgw.link.session import Admitted, Refusal, Registry, Session
 from llmgw.pki.certificate import PeerIdentity
 
@@ -227,6 +227,7 @@ def test_a_node_and_a_gateway_of_the_same_name_are_two():
         (Heartbeat(epoch=5, session=1, sent_at=0.0), None),
         (Heartbeat(epoch=0, session=0, sent_at=0.0), "stale-epoch"),
         (RoutesAck(epoch=5, session=1, version=1), "wrong-role"),
+        (TrafficReport(epoch=5, session=1), "wrong-role"),
         (LogLines(id="1"), None),
     ],
 )

@@ -15,7 +15,7 @@ from llmgw.cluster.reconcile import desired, desired_by_node, routes
 from llmgw.control import fold
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
-from llmgw.link.messages import Desired, Heartbeat, LogLines, Observed, Routes, RoutesAck, RoutesKey
+from llmgw.link.messages import Desired, Heartbeat, LogLines, Observed, Routes, RoutesAck, RoutesKey, TrafficReport
 from llmgw.link.server import Peer, RefusedPeer
 
 VERSIONS_PER_EPOCH = 1_000_000
@@ -60,7 +60,7 @@ class Desk:
     def on_welcomed(self, peer: Peer) -> None:
         self._plane.tell(partial(self._join, peer, self._plane.now()))
 
-    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | LogLines) -> None:
+    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | TrafficReport | LogLines) -> None:
         match frame:
             case LogLines():
                 self._logs.deliver(frame)

@@ -20,6 +20,7 @@ from llmgw.link.messages import (
     Refused,
     Routes,
     RoutesAck,
+    TrafficReport,
     Welcome,
 )
 from llmgw.link.wire import Frame
@@ -29,7 +30,7 @@ DEFAULT_PORT = 7443
 SETTLED_S = 10.0
 """A session that lasted as long has worked: the backoff begins anew."""
 
-Outgoing = Observed | RoutesAck | LogLines
+Outgoing = Observed | RoutesAck | TrafficReport | LogLines
 Delivered = Welcome | Desired | Routes | LogsRequest | LogsCancel | Refused
 
 

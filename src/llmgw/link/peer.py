@@ -20,6 +20,7 @@ from llmgw.link.messages import (
     Routes,
     RoutesAck,
     ToPeer,
+    TrafficReport,
 )
 from llmgw.link.outbox import Outbox
 from llmgw.link.session import Session
@@ -55,14 +56,15 @@ class Peer:
         """Who it is by its certificate: serial, expiry."""
         self.entry = session
         self.outbox: Outbox[ToPeer] = Outbox()
-        self._ended: asyncio.Future[tuple[str, Refused | None]] = asyncio.get_running_loop().create_future()
+        self._end: tuple[str, Refused | None] | None = None
+        self._ended = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"Peer({self.role} {self.id!r}, session {self.session}, {self.address})"
 
     @property
     def open(self) -> bool:
-        return not self._ended.done()
+        return self._end is None
 
     def send(self, frame: Desired | Routes | LogsRequest | LogsCancel) -> None:
         """Queue a frame; never blocks. Desired and Routes replace an unsent older one of their kind.
@@ -79,10 +81,13 @@ class Peer:
     def end(self, why: str, last: Refused | None = None) -> None:
         """End the session once; ``last`` is sent where the connection still takes it."""
         if self.open:
-            self._ended.set_result((why, last))
+            self._end = (why, last)
+            self._ended.set()
 
     async def ended(self) -> tuple[str, Refused | None]:
-        return await asyncio.shield(self._ended)
+        await self._ended.wait()
+        assert self._end is not None
+        return self._end
 
 
 class Delegate(Protocol):
@@ -90,7 +95,7 @@ class Delegate(Protocol):
 
     def on_welcomed(self, peer: Peer) -> None: ...
 
-    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | LogLines) -> None: ...
+    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | TrafficReport | LogLines) -> None: ...
 
     def on_heartbeat(self, peer: Peer, frame: Heartbeat) -> None: ...
 

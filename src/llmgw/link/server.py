@@ -24,6 +24,7 @@ from llmgw.link.messages import (
     Refused,
     Role,
     RoutesAck,
+    TrafficReport,
     Unknown,
 )
 from llmgw.link.notices import Notices
@@ -251,7 +252,7 @@ class LinkServer:
         match frame:
             case Unknown() | Hello():
                 self.counted["unknown-type"] += 1
-            case Observed() | Heartbeat() | RoutesAck() | LogLines():
+            case Observed() | Heartbeat() | RoutesAck() | TrafficReport() | LogLines():
                 if not self.registry.takes(peer.entry, frame):
                     return
                 if isinstance(frame, Heartbeat):

@@ -17,6 +17,7 @@ from llmgw.link.messages import (
     RefusalCode,
     Role,
     RoutesAck,
+    TrafficReport,
     Welcome,
 )
 from llmgw.pki.certificate import PeerIdentity, in_words
@@ -25,7 +26,7 @@ from llmgw.version import VERSION
 AllowSerial = Callable[[str, str], str | None]
 """(serial, node id) -> why it is refused, in words; None: allowed."""
 
-SessionFrame = Observed | Heartbeat | RoutesAck | LogLines
+SessionFrame = Observed | Heartbeat | RoutesAck | TrafficReport | LogLines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,7 @@ class Registry:
     def _stale(self, session: Session, frame: SessionFrame) -> str | None:
         if self._live.get((session.role, session.id)) is not session:
             return "stale-session"
-        if isinstance(frame, RoutesAck) and session.role != "gateway":
+        if isinstance(frame, RoutesAck | TrafficReport) and session.role != "gateway":
             return "wrong-role"
         if isinstance(frame, LogLines):
             return None

@@ -18,6 +18,7 @@ from llmgw.link.messages import (
     Refused,
     Routes,
     RoutesAck,
+    TrafficReport,
     Unknown,
     Welcome,
 )
@@ -34,6 +35,7 @@ Frame = (
     | Heartbeat
     | Routes
     | RoutesAck
+    | TrafficReport
     | LogsRequest
     | LogsCancel
     | LogLines
@@ -48,6 +50,7 @@ FRAME_TYPES: Final[tuple[type[Any], ...]] = (
     Heartbeat,
     Routes,
     RoutesAck,
+    TrafficReport,
     LogsRequest,
     LogsCancel,
     LogLines,
@@ -62,6 +65,7 @@ _Known = Annotated[
     | Heartbeat
     | Routes
     | RoutesAck
+    | TrafficReport
     | LogsRequest
     | LogsCancel
     | LogLines,
