@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmgw.cluster.model import ShardState
+from llmgw.cluster.model import ReplicaState, ShardState
 from llmgw.cluster.naming import replica_key
 from llmgw.cluster.reconcile import routes
 
@@ -55,3 +55,16 @@ def test_routes_are_in_the_order_of_names() -> None:
     names = [endpoint.replica for endpoint in routes(state)[1].endpoints]
     assert names == sorted(names)
     assert len(names) == 3
+
+
+def test_a_draining_replica_is_no_endpoint_and_named_as_leaving_in_peace() -> None:
+    state = ready(cluster([node("n1")], [model("m", replicas=2)]))
+    leaving, stays = sorted(state.replicas)
+    draining = replace(state.replicas[leaving], state=ReplicaState.DRAINING)
+    state = replace(state, replicas={**state.replicas, leaving: draining})
+    (route,) = routes(state)
+    assert route.draining == (leaving,)
+    assert [endpoint.replica for endpoint in route.endpoints] == [stays]
+    failed = replace(draining, state=ReplicaState.FAILED)
+    (route,) = routes(replace(state, replicas={**state.replicas, leaving: failed}))
+    assert route.draining == ()

@@ -192,6 +192,7 @@ FRAMES: tuple[Frame, ...] = (
                     ),
                 ),
                 why_none="",
+                draining=("qwen-fghij",),
             ),
         ),
         keys=(RoutesKey(id="key-abcde", hash="ab12", models=("qwen",)),),

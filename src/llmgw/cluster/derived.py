@@ -110,7 +110,8 @@ def _route(
         assert running is not None
         aliases, task = tuple(alias for alias in running.aliases if alias not in taken), running.task
     why = "" if endpoints else _why_none(cluster, model, replicas)
-    return Route(model=model, aliases=aliases, task=task, endpoints=endpoints, why_none=why)
+    draining = tuple(sorted(replica.id for replica in replicas if replica.state is ReplicaState.DRAINING))
+    return Route(model=model, aliases=aliases, task=task, endpoints=endpoints, why_none=why, draining=draining)
 
 
 def _routable(replica: Replica) -> bool:

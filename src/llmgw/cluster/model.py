@@ -478,6 +478,9 @@ class Route:
     endpoints: tuple[Endpoint, ...] = ()
     why_none: str = ""
     """Why there is no endpoint, for the error that the client gets."""
+    draining: tuple[str, ...] = ()
+    """Ids of replicas that leave in peace: the gateway lets requests at them finish. One that is neither here nor
+    among the endpoints is gone, and requests that it has not answered yet go elsewhere at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
