@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmgw.control import views
 from llmgw.control.desk import Desk
+from llmgw.control.drain_views import brake_view, drain_views
 from llmgw.control.errors import ApiError, not_found
 from llmgw.control.keys import digest, new_key
 from llmgw.control.logs import Logs, LogsUnavailable
@@ -356,6 +357,8 @@ def _status(plane: Plane, desk: Desk) -> views.StatusView:
             )
             for gateway in desk.gateways.values()
         ),
+        brake=brake_view(cluster.brake),
+        drains=drain_views(cluster),
     )
 
 

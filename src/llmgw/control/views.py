@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from llmgw.cluster.explain import why, why_replica
 from llmgw.cluster.model import Cluster, EngineOnNode, Exit, Inventory, Node, ObservedShard, Placement, Replica, Vitals
 from llmgw.cluster.placement import Refusal
+from llmgw.control.drain_views import BrakeView, DrainView
+from llmgw.control.times import rfc3339
 from llmgw.store.base import ApiKey, Event
-
-
-def rfc3339(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +56,15 @@ class ReplicaView:
     restarts: int
     retry_at: str | None
     last_exit: Exit | None
+    fabric: str | None = None
+    """The fabric that its nodes share; None where it runs on one node."""
+    dist_init: str | None = None
+    """host:port at which its ranks meet."""
+    replaces: str | None = None
+    """The replica that it takes over from."""
+    lost: bool = False
+    waits_for: tuple[str, ...] = ()
+    """What a draining one waits for before it is stopped, by gateway."""
     story: tuple[StoryView, ...] = ()
 
 
@@ -123,6 +129,11 @@ class GatewayView:
     version: str
     table_sent: int
     table_acked: int
+    connected: bool = True
+    may_send_for_s: float | None = None
+    """Of one that is not connected: how much longer it may send by its last table."""
+    in_flight: int = 0
+    """Requests that it has open at replicas that left its table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +151,19 @@ class StatusView:
     models_ready: int
     models: int
     gateways: tuple[GatewayView, ...]
+    brake: BrakeView | None = None
+    """Many nodes are silent at once, and none is judged lost; None: it is not on."""
+    drains: tuple[DrainView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartView:
+    """Replicas that are replaced by fresh ones, one after another."""
+
+    model: str
+    replicas: tuple[str, ...]
+    allow_downtime: bool
+    words: str
 
 
 def node_view(node: Node, now_s: float) -> NodeView:
@@ -183,6 +207,10 @@ def replica_view(cluster: Cluster, replica: Replica, *, story: bool = False) -> 
         restarts=replica.restarts,
         retry_at=rfc3339(replica.retry_at) if replica.retry_at is not None else None,
         last_exit=replica.last_exit,
+        fabric=replica.fabric,
+        dist_init=replica.dist_init,
+        replaces=replica.replaces,
+        lost=replica.lost,
         story=tuple(
             StoryView(at=rfc3339(line.at), generation=line.generation, state=line.state, why=line.why)
             for line in (replica.story if story else ())
