@@ -1,11 +1,12 @@
 """Runs engines so that they outlive the agent, and finds them again. Restarts nothing: it starts, stops and reports."""
 
 from llmgw.agent.supervisor.engine_user import EngineUser
-from llmgw.agent.supervisor.spec import Ended, ProcessSpec, Running, SupervisorError, UnknownShard
+from llmgw.agent.supervisor.spec import ENGINE, Ended, ProcessSpec, Running, SupervisorError, UnknownShard
 from llmgw.agent.supervisor.supervisor import Supervisor
 from llmgw.process.errors import StartError, StopError
 
 __all__ = [
+    "ENGINE",
     "Ended",
     "EngineUser",
     "ProcessSpec",

@@ -5,6 +5,7 @@
                                                     caches; stays from one generation to the next
     WORK_DIR/processes/SHARD/GENERATION/record/     see llmgw.process.record
     WORK_DIR/processes/SHARD/GENERATION/log/        output.log, output.log.1 ...
+    WORK_DIR/processes/SHARD/GENERATION/sidecars/NAME/{record,log}/    the same of a sidecar
 
 SHARD is the shard's id with ``/`` as ``%2F``.
 """
@@ -12,15 +13,19 @@ SHARD is the shard's id with ``/`` as ``%2F``.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from llmgw.agent.supervisor.spec import ENGINE
 from llmgw.process.account import Account
 from llmgw.process.errors import StartError
 
+_SIDECARS = "sidecars"
+_PART = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
 _PASSABLE = 0o711
 _LONGEST_NAME = 200
 
@@ -43,17 +48,35 @@ class Layout:
     def generation(self, shard_id: str, generation: int) -> Path:
         return self.shard(shard_id) / str(generation)
 
-    def record(self, shard_id: str, generation: int) -> Path:
-        return self.generation(shard_id, generation) / "record"
+    def part(self, shard_id: str, generation: int, part: str) -> Path:
+        """Where one process of a generation has its own. Raises StartError where the name can't be a directory's."""
+        generation_folder = self.generation(shard_id, generation)
+        if part == ENGINE:
+            return generation_folder
+        if not _PART.fullmatch(part):
+            raise StartError(f"{part!r} can't be the name of a sidecar: expected lower-case letters, digits, . and -")
+        return generation_folder / _SIDECARS / part
 
-    def log(self, shard_id: str, generation: int) -> Path:
-        return self.generation(shard_id, generation) / "log" / "output.log"
+    def record(self, shard_id: str, generation: int, part: str = ENGINE) -> Path:
+        return self.part(shard_id, generation, part) / "record"
 
-    def found(self) -> Iterator[tuple[str, int]]:
-        """Every shard and generation that has left something, in order."""
+    def log(self, shard_id: str, generation: int, part: str = ENGINE) -> Path:
+        return self.part(shard_id, generation, part) / "log" / "output.log"
+
+    def found(self) -> Iterator[tuple[str, int, str]]:
+        """Shard, generation and part of every process that has left something, in order."""
         with suppress(FileNotFoundError):
             for shard in sorted(self.shards.iterdir()):
-                yield from ((unquote(shard.name), number) for number in self.generations(unquote(shard.name)))
+                shard_id = unquote(shard.name)
+                for number in self.generations(shard_id):
+                    yield from ((shard_id, number, part) for part in self._parts(shard_id, number))
+
+    def _parts(self, shard_id: str, generation: int) -> Iterator[str]:
+        if self.record(shard_id, generation).is_dir():
+            yield ENGINE
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = sorted(entry.name for entry in (self.generation(shard_id, generation) / _SIDECARS).iterdir())
+            yield from (name for name in names if _PART.fullmatch(name))
 
     def generations(self, shard_id: str) -> list[int]:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -71,18 +94,29 @@ class Layout:
             )
         return inside
 
-    def make(self, shard_id: str, generation: int, work: Path, owner: Account | None) -> None:
-        """Make a generation's directories. Those on the way to the work directory can be passed through by anyone."""
+    def make(self, shard_id: str, generation: int, part: str, work: Path, owner: Account | None) -> None:
+        """Make a process's directories. Those on the way to the work directory can be passed through by anyone."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        own = self.part(shard_id, generation, part)
         for directory in (self.shards, self.shard(shard_id), self.generation(shard_id, generation)):
             directory.mkdir(exist_ok=True)
             directory.chmod(_PASSABLE)
+        own.mkdir(parents=True, exist_ok=True)
         work.parent.mkdir(parents=True, exist_ok=True, mode=_PASSABLE)
         work.mkdir(exist_ok=True, mode=0o700)
         if owner is not None:
             os.chown(work, owner.uid, owner.gid, follow_symlinks=False)
-        self.record(shard_id, generation).mkdir(mode=0o700)
-        self.log(shard_id, generation).parent.mkdir(mode=0o700)
+        self.record(shard_id, generation, part).mkdir(mode=0o700)
+        self.log(shard_id, generation, part).parent.mkdir(mode=0o700)
+
+    def remove_part(self, shard_id: str, generation: int, part: str) -> None:
+        """What one process has left; with the last of them goes its generation's directory."""
+        for folder in (self.record(shard_id, generation, part), self.log(shard_id, generation, part).parent):
+            shutil.rmtree(folder, ignore_errors=True)
+        generation_folder = self.generation(shard_id, generation)
+        for folder in (self.part(shard_id, generation, part), generation_folder / _SIDECARS, generation_folder):
+            with suppress(OSError):
+                folder.rmdir()
 
     def remove_generation(self, shard_id: str, generation: int) -> None:
         shutil.rmtree(self.generation(shard_id, generation), ignore_errors=True)

@@ -9,6 +9,9 @@ from pathlib import Path
 from llmgw.cluster.model import Exit
 from llmgw.process.errors import ProcessError
 
+ENGINE = ""
+"""The part of a shard that is its engine. Sidecars have names of lower-case letters, digits, dots and dashes."""
+
 
 class SupervisorError(ProcessError):
     """Asked for something that can't be, such as forgetting a shard that runs."""
@@ -23,11 +26,13 @@ class UnknownShard(SupervisorError, KeyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One generation of one shard, ready to run."""
+    """One process of one generation of one shard, ready to run."""
 
     shard_id: str
     generation: int
     argv: tuple[str, ...]
+    part: str = ENGINE
+    """Which of the shard's processes it is: its engine, or a sidecar by name."""
     env: Mapping[str, str] = field(default_factory=dict)
     """All of the environment but for PATH, HOME, LANG, SPT_NOENV and LLMGW_NONCE."""
     work_dir: Path | None = None
@@ -46,7 +51,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A shard that runs. ``started_at`` is Unix time."""
+    """A process of a shard that runs. ``started_at`` is Unix time."""
 
     shard_id: str
     generation: int
@@ -55,11 +60,12 @@ class Running:
     started_at: float
     argv: tuple[str, ...]
     note: str = ""
+    part: str = ENGINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A shard that has ended, and has not been forgotten."""
+    """A process of a shard that has ended, and has not been forgotten."""
 
     shard_id: str
     generation: int
@@ -69,3 +75,4 @@ class Ended:
     asked: bool = False
     """It was asked to end."""
     note: str = ""
+    part: str = ENGINE
