@@ -184,3 +184,16 @@ def test_parallelism_left_out_is_what_the_gpus_leave(asked: str, tensor: int, pi
     text = f"models: [{{name: a, profiles: [{{engine: sim, {asked}}}]}}]"
     (profile,) = parse_server(text, "f").catalog.models[0].profiles
     assert (profile.tensor_parallel, profile.pipeline_parallel) == (tensor, pipeline)
+
+
+@pytest.mark.parametrize(
+    ("stated", "suspect_after_s", "heartbeat_s"),
+    [("", 15.0, 5.0), ("nodes: {lost_after: 5s}", 2.5, 2.5 / 3), ("nodes: {lost_after: 10m}", 15.0, 5.0)],
+)
+def test_patience_follows_from_when_a_node_is_lost(
+    tmp_path: Path, stated: str, suspect_after_s: float, heartbeat_s: float
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(f"{stated}\nmodels: []\n")
+    nodes = load_server(file).nodes
+    assert (nodes.suspect_after_s, nodes.heartbeat_s) == (suspect_after_s, heartbeat_s)

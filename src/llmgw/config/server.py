@@ -33,6 +33,11 @@ class NodesPolicy:
     suspect_after_s: float
     lost_after_s: float
 
+    @property
+    def heartbeat_s(self) -> float:
+        """What agents are asked to beat at: three times before silence makes a node suspect, and every 5 s at least."""
+        return min(5.0, self.suspect_after_s / 3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainPolicy:

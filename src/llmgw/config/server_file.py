@@ -81,7 +81,7 @@ class ServerTlsFile(Section):
 class NodesFile(Section):
     TITLE = "nodes"
 
-    suspect_after: Patience = 15.0
+    suspect_after: Patience | None = None
     lost_after: Patience = 30.0
 
 
@@ -204,7 +204,11 @@ def server_rules(file: ServerFile) -> Iterator[Remark]:
     if whole(file.advertise):
         yield from _advertised(file.advertise)
     nodes = file.nodes
-    if whole(nodes) and whole(nodes.suspect_after, nodes.lost_after) and nodes.suspect_after > nodes.lost_after:
+    if (
+        whole(nodes)
+        and whole(nodes.suspect_after, nodes.lost_after)
+        and (nodes.suspect_after or 0.0) > nodes.lost_after
+    ):
         hint = "a node is suspect first, and lost when it stays silent"
         yield Remark(path=("nodes", "suspect_after"), expected="a duration not longer than `lost_after`", hint=hint)
     if whole(file.engines) and file.engines is not None:
@@ -261,7 +265,7 @@ def server_config(file: ServerFile) -> ServerConfig:
         advertise=tuple(file.advertise),
         tls=ServerTls(ca=tls.ca, cert=tls.cert, key=tls.key, lifetime_s=tls.lifetime),
         store=file.store,
-        nodes=NodesPolicy(suspect_after_s=file.nodes.suspect_after, lost_after_s=file.nodes.lost_after),
+        nodes=_nodes(file.nodes),
         drain=DrainPolicy(in_flight_s=file.drain.in_flight),
         gateway=_gateway(file.gateway),
         catalog=Catalog(models=tuple(map(model_spec, file.models)), engines=engines),
@@ -273,6 +277,12 @@ def _engine_spec(name: EngineName, engine: EngineFile) -> EngineSpec:
     if isinstance(engine.source, DownloadFile):
         where = {"source": engine.source.url, "sha256": engine.source.sha256}
     return EngineSpec(name=name, version=engine.version, package=engine.package, **where)
+
+
+def _nodes(nodes: NodesFile) -> NodesPolicy:
+    """Who states ``lost_after`` alone gets a suspicion that comes before it."""
+    suspect_after_s = min(15.0, nodes.lost_after / 2) if nodes.suspect_after is None else nodes.suspect_after
+    return NodesPolicy(suspect_after_s=suspect_after_s, lost_after_s=nodes.lost_after)
 
 
 def _gateway(file: GatewayFile) -> GatewayConfig:
