@@ -496,8 +496,30 @@ async def test_a_head_without_a_first_token(house: House) -> None:
         await call.stream()
         await call.until_gone()
 
-    await house.serve(script, timeouts={"first_token_s": 0.1, "between_tokens_s": 60.0})
-    assert last_error((await house.ask(ask(stream=True))).body)["code"] == "timeout"
+    first, second = await house.serve(script, streamed, timeouts={"first_token_s": 0.1, "between_tokens_s": 60.0})
+    for _ in range(4):
+        assert (await house.ask(ask(stream=True))).body.endswith(DONE)
+    assert len(first.calls) == 1
+    await first.calls[0].until_gone()
+    await second.stop()
+    house.say(Route(model="m", endpoints=(endpoint(first, 2),)))
+    answer = await house.ask(ask(stream=True))
+    assert (answer.status, answer.error["code"]) == (504, "timeout")
+
+
+@pytest.mark.parametrize("how", ["reset", "closed"])
+async def test_an_engine_that_dies_between_head_and_first_token(house: House, how: str) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        call.reset() if how == "reset" else call.close()
+
+    breaks, up = await house.serve(script, streamed)
+    for _ in range(4):
+        answer = await house.ask(ask(stream=True))
+        assert (answer.status, answer.body[-len(DONE) :]) == (200, DONE)
+    assert len(breaks.calls) == 1
+    assert len(up.calls) == 4
+    await house.at_rest()
 
 
 async def test_a_stream_that_goes_on_for_ever(house: House) -> None:

@@ -484,6 +484,7 @@ async def test_an_upgrade_without_a_body_is_ignored(house: House) -> None:
 async def test_the_sockets_do_not_delay(house: House) -> None:
     async def script(call: Call) -> None:
         await call.stream()
+        await call.piece(b": ping")
         await call.until_gone()
 
     await house.serve(script)

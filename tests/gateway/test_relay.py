@@ -65,21 +65,23 @@ async def test_each_event_is_passed_on_before_the_next_is_sent(house: House) -> 
     assert await client.piece() == b""
 
 
-async def test_the_head_comes_before_the_first_event(house: House) -> None:
+async def test_the_head_goes_with_the_first_byte(house: House) -> None:
+    """Engines send a stream's head long before its first token; until then another replica may have to answer."""
     seen = asyncio.Event()
 
     async def script(call: Call) -> None:
         await call.stream()
         await seen.wait()
-        await call.piece(chunk() + DONE)
-        await call.end()
+        await call.piece(b": ping")
+        await call.until_gone()
 
-    await house.serve(script)
+    (engine,) = await house.serve(script)
     client = await house.client()
     await client.send(request(ask(stream=True)))
-    assert (await client.head()).status == 200
+    await house.until(lambda: any(exchange._held for exchange in house.gateway.active))
     seen.set()
-    assert await client.piece() == chunk() + DONE
+    assert (await client.head()).status == 200, "a part of an event is enough"
+    assert len(engine.calls) == 1
 
 
 @pytest.mark.parametrize(

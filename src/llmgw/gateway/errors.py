@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+RETRY_AFTER_BUSY_S = 1
+RETRY_AFTER_DOWN_S = 5
+
 REASONS: dict[int, bytes] = {
     200: b"OK",
     204: b"No Content",
@@ -68,6 +71,19 @@ class ApiError(Exception):
         if self.status == 401:
             lines += b"www-authenticate: Bearer\r\n"
         return lines
+
+
+def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
+    return ApiError(503, message, type="server_error", code=code, retry_after_s=retry_after_s)
+
+
+def bad_gateway(message: str, code: str) -> ApiError:
+    """The replicas that could be tried have been: a client's own retries would only repeat that."""
+    return ApiError(502, message, type="server_error", code=code, should_retry=False)
+
+
+def gateway_timeout(message: str) -> ApiError:
+    return ApiError(504, message, type="server_error", code="timeout", should_retry=False)
 
 
 def error_body(message: str, *, type: str, code: str | int | None = None, param: str | None = None) -> bytes:

@@ -13,12 +13,19 @@ from typing import Protocol
 import structlog
 
 from llmgw.gateway.body import Asked
-from llmgw.gateway.errors import ApiError, normalised
+from llmgw.gateway.errors import (
+    RETRY_AFTER_BUSY_S,
+    ApiError,
+    bad_gateway,
+    gateway_timeout,
+    normalised,
+    unavailable,
+)
 from llmgw.gateway.headers import without
 from llmgw.gateway.metrics import CLIENT_GONE, Meter
-from llmgw.gateway.relay import CUT, LENGTH, WHOLE, Collector, Ending, Framing, PlainRelay, Relay, StreamRelay
+from llmgw.gateway.relay import CUT, LENGTH, WHOLE, Answer, Collector, Ending, Framing, PlainRelay, Relay, StreamRelay
 from llmgw.gateway.request import Request, engine_head
-from llmgw.gateway.routing import Line
+from llmgw.gateway.routing import Line, no_replica
 from llmgw.gateway.settings import GatewaySettings
 from llmgw.gateway.target import Target
 from llmgw.gateway.upstream import Connector, EngineConnection
@@ -28,8 +35,6 @@ BROKEN_MOST = 2
 COLLECTED_BYTES = 64 * 1024
 """Of an error answer that is looked at before it is passed on; a larger one is passed on as it is."""
 BACKOFF_MOST_S = 8.0
-RETRY_AFTER_BUSY_S = 1
-RETRY_AFTER_DOWN_S = 5
 
 _SAID_OF_STREAMS = {b"cache-control"}
 """Headers of an engine that the gateway says itself for streams."""
@@ -66,18 +71,6 @@ class Service(Protocol):
     stopping: bool
 
 
-class Answer:
-    """An engine's error answer, whole, kept in case no other replica does better."""
-
-    __slots__ = ("body", "lines", "retry_after", "status")
-
-    def __init__(self, status: int, lines: list[bytes], body: bytes, retry_after: bytes | None) -> None:
-        self.status = status
-        self.lines = lines
-        self.body = body
-        self.retry_after = retry_after
-
-
 class Exchange:
     __slots__ = (
         "_asked",
@@ -89,6 +82,8 @@ class Exchange:
         "_connection",
         "_deadline",
         "_first_at",
+        "_held",
+        "_let_in",
         "_line",
         "_quiet_since",
         "_relay",
@@ -124,10 +119,14 @@ class Exchange:
         self._connecting = False
         self._relay: Relay | None = None
         """Set once bytes of an engine's answer go to the client: from here on there is no other try."""
+        self._held = False
+        """The head of a stream has come, and is held until its first byte: until then another replica may be tried."""
         self._collector: Collector | None = None
         self._spare: Answer | None = None
         self._sent_at = self._quiet_since = self._first_at = 0.0
         self._waiting_since = self._busy_since = 0.0
+        self._let_in = False
+        """It was at a replica that failed it: it waits for another though the queue is full."""
         self._broken = 0
         self._tries = 0
         self._stale_tried = False
@@ -155,7 +154,10 @@ class Exchange:
 
     def _wait(self, now: float) -> None:
         line = self._line
-        if self._service.stopping or line.full:
+        if line.removed:
+            self.removed()
+            return
+        if self._service.stopping or (line.full and not self._let_in):
             self._no_answer(now, stopped_waiting=False)
             return
         if not self._waiting_since:
@@ -231,33 +233,11 @@ class Exchange:
         if self._spare is not None:
             self._pass_on(self._spare)
             return
-        line, name = self._line, self._asked.model
-        waited = f" within {now - self._waiting_since:.0f} s" if stopped_waiting else ""
         if self._service.stopping:
-            error = _unavailable("this gateway is stopping: send the request again", "stopping", RETRY_AFTER_BUSY_S)
-        elif line.busy(now) and not stopped_waiting:
-            error = ApiError(
-                429,
-                f"model {name!r}: all {len(line.targets)} replicas are at work and {len(line.waiting)} requests wait "
-                f"already (the limit is {line.limit}): send it again later",
-                type="rate_limit_exceeded",
-                code="queue_full",
-                retry_after_s=RETRY_AFTER_BUSY_S,
-            )
-        elif line.busy(now):
-            error = _unavailable(
-                f"model {name!r}: none of its {len(line.targets)} replicas became free{waited}",
-                "queue_timeout",
-                RETRY_AFTER_BUSY_S,
-            )
+            error = unavailable("this gateway is stopping: send the request again", "stopping", RETRY_AFTER_BUSY_S)
         else:
-            why = self._why or line.route.why_none or "none is ready"
-            full = "" if stopped_waiting else f" ({line.limit} requests wait for one already)"
-            error = _unavailable(
-                f"model {name!r} has no replica that can answer{waited}{full}: {why}",
-                "no_ready_replica",
-                RETRY_AFTER_DOWN_S,
-            )
+            waited_s = now - self._waiting_since if stopped_waiting else None
+            error = no_replica(self._line, self._asked.model, now, waited_s, self._why)
         self._refuse(error)
 
     # The engine's answer
@@ -283,25 +263,32 @@ class Exchange:
             self._abandon_engine()
             why = "answered a request for a stream with a JSON document"
             self._engine_error("broken", connection.target, why)
-            self._refuse(_bad_gateway(f"the engine {why}", "not_a_stream"))
+            self._refuse(bad_gateway(f"the engine {why}", "not_a_stream"))
             return
         if kind and not kind.startswith(b"text/event-stream"):
             self._plain(connection)
             return
-        lines = without(connection.header_lines, _SAID_OF_STREAMS)
-        lines += (b"content-type: ", connection.content_type or b"text/event-stream; charset=utf-8")
-        lines.append(b"\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n")
-        framing = self._request.stream_framing
-        self._status = 200
-        self._relay = StreamRelay(self._client, self._request.head(200, lines, framing), framing)
+        self._held = True
         connection.sink = self._first_piece
 
     def _first_piece(self, piece: bytes) -> None:
         self._first_at = time.monotonic()
-        connection, relay = self._connection, self._relay
-        if connection is not None and relay is not None:
+        connection = self._connection
+        if connection is not None:
+            relay = self._stream_relay(connection)
             connection.sink = relay.feed
             relay.feed(piece)
+
+    def _stream_relay(self, connection: EngineConnection) -> StreamRelay:
+        lines = without(connection.header_lines, _SAID_OF_STREAMS)
+        lines += (b"content-type: ", connection.content_type or b"text/event-stream; charset=utf-8")
+        lines.append(b"\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n")
+        framing = self._request.stream_framing
+        self._held = False
+        self._status = 200
+        relay = StreamRelay(self._client, self._request.head(200, lines, framing), framing)
+        self._relay = relay
+        return relay
 
     def _plain(self, connection: EngineConnection) -> None:
         if connection.complete and connection.content_length is not None:
@@ -350,9 +337,10 @@ class Exchange:
             self._collected(connection, self._collector.body)
         elif self._relay is not None:
             self._ended(self._relay.end())
+        elif self._held:
+            self._ended(self._stream_relay(connection).end())
         else:
-            self._close()
-            self._client.done()
+            self._ended(WHOLE)
 
     def _collected(self, connection: EngineConnection, body: bytes) -> None:
         self._collector = None
@@ -360,7 +348,7 @@ class Exchange:
         if status == 401:
             why = "refused the key that this gateway has for it"
             self._engine_error("status", target, why)
-            self._refuse(_bad_gateway(f"replica {target.endpoint.replica} {why}", "engine_key_refused"))
+            self._refuse(bad_gateway(f"replica {target.endpoint.replica} {why}", "engine_key_refused"))
             return
         if not connection.content_encoding:
             body = normalised(body) or body
@@ -401,8 +389,7 @@ class Exchange:
         lines.append(b"content-length: %d\r\n" % len(answer.body))
         self._status = answer.status
         self._client.write(self._request.head(answer.status, lines, LENGTH) + answer.body)
-        self._close()
-        self._client.done()
+        self._ended(WHOLE)
 
     # Ends that were not meant
 
@@ -415,13 +402,15 @@ class Exchange:
             self._ended(self._relay.broken(f"replica {target.endpoint.replica} failed: {why}", "engine_failed"))
             return
         now = time.monotonic()
-        if connection.served and not self._stale_tried:
+        if connection.served and not self._stale_tried and not self._held:
             # An engine may close a connection for being idle just when it is used again: that is nobody's failure.
             self._stale_tried = True
             target.close_idle(math.inf)
             self._service.meter.retries[self._line.label] += 1
             self._connect(target)
+            self.replica_left(now)
             return
+        self._held = False
         self._engine_error("broken", target, why)
         self._failed(target, now, why, timed_out=False)
 
@@ -429,7 +418,7 @@ class Exchange:
         """The replica had the request, and gave no answer."""
         target.unreachable(now)
         self._broken += 1
-        self._let_go()
+        self._look_again()
         self._why = f"replica {target.endpoint.replica}: {why}"
         if self._broken < BROKEN_MOST:
             other = self._line.choose(self, now)
@@ -441,13 +430,39 @@ class Exchange:
                 self._wait(now)
                 return
         if timed_out:
-            self._refuse(_timeout(f"no answer in time: {self._why}"))
+            self._refuse(gateway_timeout(f"no answer in time: {self._why}"))
         else:
             self._refuse(
-                _bad_gateway(
+                bad_gateway(
                     f"{self._broken} replicas failed while they had this request; last {self._why}", "engine_failed"
                 )
             )
+
+    def replica_left(self, now: float) -> bool:
+        """Whether its replica is in the table no longer and this request, unanswered, has left it for another."""
+        target = self._target
+        if target is None or not target.gone or self._relay is not None or self._service.stopping:
+            return False
+        if self._connecting:
+            # It has not been sent. Where nothing else serves the model, one that leaves in peace may still take it.
+            if target.in_peace and not self._line.targets:
+                return False
+            self._connecting = False
+            self._look_again()
+            self._go(now)
+            return True
+        if target.in_peace:
+            return False
+        self._abandon_engine()
+        self._service.meter.engine_errors[self._line.label, "gone"] += 1
+        self._failed(target, now, "it failed or its node was lost while it had this request", timed_out=False)
+        return True
+
+    def _look_again(self) -> None:
+        """Leaves its replica for another, or for the queue: it has been let in already, and waits anew."""
+        self._let_go()
+        self._let_in = True
+        self._waiting_since = 0.0
 
     def check(self, now: float) -> None:
         """Looks at the limits; called every tick."""
@@ -466,15 +481,11 @@ class Exchange:
 
     def _check_engine(self, now: float) -> None:
         timeouts = self._service.settings.timeouts
-        if self._relay is None or (self._streaming and not self._first_at):
+        if self._relay is None:
             if self._streams and now - self._sent_at >= timeouts.first_token_s:
                 self._time_out(now, f"the engine sent no first byte within {timeouts.first_token_s:g} s")
         elif now - self._quiet_since >= timeouts.between_tokens_s:
             self._time_out(now, f"the engine has sent nothing for {timeouts.between_tokens_s:g} s")
-
-    @property
-    def _streaming(self) -> bool:
-        return isinstance(self._relay, StreamRelay)
 
     def _time_out(self, now: float, why: str, *, last: bool = False) -> None:
         """``last``: there is no time for another replica."""
@@ -485,13 +496,15 @@ class Exchange:
         if self._relay is not None:
             self._ended(self._relay.broken(why, "timeout"))
         elif target is None or last:
-            self._refuse(_timeout(f"no answer in time: {why}" + (f" ({self._why})" if self._why else "")))
+            self._refuse(gateway_timeout(f"no answer in time: {why}" + (f" ({self._why})" if self._why else "")))
         else:
             self._failed(target, now, why, timed_out=True)
 
     def _ended(self, ending: Ending) -> None:
         if ending is not WHOLE:
             self._service.meter.models[self._line.label].truncated += 1
+        if self._target is not None:
+            self._target.ended(broken=ending is not WHOLE)
         self._close()
         if ending is CUT:
             self._client.cut()
@@ -511,7 +524,7 @@ class Exchange:
             self._ended(self._relay.broken("the gateway is stopping", "stopping"))
         else:
             self._refuse(
-                _unavailable("this gateway is stopping: send the request again", "stopping", RETRY_AFTER_BUSY_S)
+                unavailable("this gateway is stopping: send the request again", "stopping", RETRY_AFTER_BUSY_S)
             )
 
     # The client's pace
@@ -532,7 +545,7 @@ class Exchange:
         self._client.refuse(self._request, error)
 
     def _abandon_engine(self) -> None:
-        self._connecting = False
+        self._connecting = self._held = False
         self._collector = None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -568,16 +581,3 @@ class Exchange:
             why=why,
             request_id=self._request.request_id.decode(),
         )
-
-
-def _unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
-    return ApiError(503, message, type="server_error", code=code, retry_after_s=retry_after_s)
-
-
-def _bad_gateway(message: str, code: str) -> ApiError:
-    """The replicas that could be tried have been: a client's own retries would only repeat that."""
-    return ApiError(502, message, type="server_error", code=code, should_retry=False)
-
-
-def _timeout(message: str) -> ApiError:
-    return ApiError(504, message, type="server_error", code="timeout", should_retry=False)

@@ -21,11 +21,13 @@ from llmgw.gateway.gateway import Gateway
 from llmgw.gateway.settings import GatewaySettings
 from llmgw.gateway.table import TableFile
 from llmgw.link.client import ClientIdentity, LinkClient, LinkState
-from llmgw.link.messages import Hello, Routes, RoutesAck
+from llmgw.link.messages import Hello, Routes, RoutesAck, TrafficReport
 from llmgw.version import VERSION
 
 RECONNECT_MAX_S = 5.0
 """Gateways are few, and each second without a control plane is one with an old table."""
+REPORTED_EVERY_S = 0.1
+"""At most, while requests end at replicas that left the table; that the last one has ended is said at once."""
 
 _log = structlog.get_logger("llmgw.gateway")
 
@@ -45,6 +47,9 @@ class Feed:
         self._unsaved = asyncio.Event()
         self._stopping = False
         self._link: LinkClient | None = None
+        self._report_due: asyncio.TimerHandle | None = None
+        self._reported_at = 0.0
+        gateway.departures.changed = self._traffic_changed
         self._instance = uuid.uuid4().hex
         self._fingerprint = _fingerprint()
 
@@ -94,6 +99,9 @@ class Feed:
 
     async def stop(self) -> None:
         """Ends the link, and ``keep`` once the newest table is on disk."""
+        if self._report_due is not None:
+            self._report_due.cancel()
+            self._report_due = None
         if self._link is not None:
             await asyncio.to_thread(self._link.stop)
         self._stopping = True
@@ -163,7 +171,9 @@ class Feed:
                 keys=len(frame.keys),
             )
         if self._link is not None:
-            self._link.send(RoutesAck(epoch=0, session=0, version=frame.version))
+            # Not before the table is applied: from here on no request goes by an older one.
+            self._link.send(RoutesAck(epoch=0, session=0, version=frame.version, traffic=self._gateway.traffic()))
+            self._gateway.departures.told()
 
     def stand(self, state: LinkState) -> None:
         """Notes whether a control plane is connected."""
@@ -176,6 +186,29 @@ class Feed:
         standing.connected = state.connected
         standing.words = state.words
         standing.connected_since = state.since if state.connected else 0.0
+        if state.connected:
+            self._report()
+
+    def _traffic_changed(self, to_zero: bool) -> None:
+        if not self._standing.connected:
+            return  # all of it is said once a control plane is back
+        wait_s = self._reported_at + REPORTED_EVERY_S - time.monotonic()
+        if to_zero or wait_s <= 0:
+            self._report()
+        elif self._report_due is None:
+            self._report_due = self._loop.call_later(wait_s, self._report)
+
+    def _report(self) -> None:
+        """Says what is still in flight at replicas that left the table."""
+        if self._report_due is not None:
+            self._report_due.cancel()
+            self._report_due = None
+        if self._link is None or not self._standing.connected:
+            return
+        self._reported_at = time.monotonic()
+        departures = self._gateway.departures
+        self._link.send(TrafficReport(epoch=0, session=0, replicas=departures.traffic()))
+        departures.told()
 
 
 def _content(frame: Routes) -> tuple[object, ...]:

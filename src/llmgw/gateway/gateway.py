@@ -14,12 +14,14 @@ from pathlib import Path
 
 import structlog
 
+from llmgw.cluster.model import Traffic
 from llmgw.gateway import api
 from llmgw.gateway.auth import authenticate
 from llmgw.gateway.body import read_asked
 from llmgw.gateway.errors import ApiError
 from llmgw.gateway.exchange import Exchange
 from llmgw.gateway.front import ClientConnection
+from llmgw.gateway.leaving import Departures
 from llmgw.gateway.metrics import OTHER, Gauges, Meter
 from llmgw.gateway.request import Request
 from llmgw.gateway.routing import Router
@@ -58,6 +60,7 @@ class Gateway(Gauges):
         self.connector = Connector(settings.timeouts.connect_s)
         self.connections: set[ClientConnection] = set()
         self.active: set[Exchange] = set()
+        self.departures = Departures()
         self.standing = Standing()
         self.table = Table.of(Routes(epoch=0, session=0, version=0))
         self.has_table = False
@@ -80,12 +83,31 @@ class Gateway(Gauges):
     # The table
 
     def apply(self, frame: Routes) -> None:
-        """Takes a routing table up. What is in flight at replicas that it no longer names goes on."""
+        """Takes a routing table up. When it returns, nothing is sent by an older one any more.
+
+        Requests at replicas that it names no longer finish there where the replica leaves in peace; where it is gone,
+        those that it has not answered yet go elsewhere.
+        """
         table = Table.of(frame)
         self.meter.know(route.model for route in frame.routes)
         self.table = table
         self.has_table = True
-        self.router.update(frame.routes, table.routes)
+        self.departures.take(self.router.update(frame.routes, table.routes), frame.routes)
+        if self.departures.targets:
+            self._look_for_others()
+
+    def _look_for_others(self) -> None:
+        now = time.monotonic()
+        left = {target.endpoint.replica for target in self.departures.targets if not target.in_peace}
+        moved = sum(exchange.replica_left(now) for exchange in list(self.active))
+        if moved:
+            _log.warning(
+                "requests that replicas left without an answer go elsewhere", requests=moved, gone=sorted(left)
+            )
+
+    def traffic(self) -> dict[str, Traffic]:
+        """By replica id: where requests are in flight, and what became of those at replicas that left the table."""
+        return self.departures.traffic(target for line in self.router.lines.values() for target in line.targets)
 
     # What connections ask of it
 
@@ -165,6 +187,11 @@ class Gateway(Gauges):
         now = time.time()
         yield "llmgw_gateway_connections", "Connections of clients.", len(self.connections)
         yield "llmgw_gateway_requests_in_flight", "Requests accepted and not ended.", len(self.active)
+        yield (
+            "llmgw_gateway_leaving_in_flight",
+            "Requests in flight at replicas that left the table.",
+            self.departures.in_flight,
+        )
         yield from self.standing.scalars(now)
 
     # Running

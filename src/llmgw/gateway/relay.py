@@ -190,3 +190,15 @@ class Collector:
     @property
     def body(self) -> bytes:
         return b"".join(self._pieces)
+
+
+class Answer:
+    """An engine's error answer, whole, kept in case no other replica does better."""
+
+    __slots__ = ("body", "lines", "retry_after", "status")
+
+    def __init__(self, status: int, lines: list[bytes], body: bytes, retry_after: bytes | None) -> None:
+        self.status = status
+        self.lines = lines
+        self.body = body
+        self.retry_after = retry_after

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from llmgw.cluster.model import Endpoint, Route
+from llmgw.gateway.errors import RETRY_AFTER_BUSY_S, RETRY_AFTER_DOWN_S, ApiError, unavailable
 from llmgw.gateway.target import SUSPECT, Target
 
 
@@ -34,7 +35,7 @@ class Waiter(Protocol):
 class Line:
     """A model's targets and its queue. ``label`` is its name in metrics."""
 
-    __slots__ = ("label", "limit", "route", "targets", "turn", "waiting")
+    __slots__ = ("label", "limit", "removed", "route", "targets", "turn", "waiting")
 
     def __init__(self, route: Route, limit: int) -> None:
         self.route = route
@@ -42,6 +43,8 @@ class Line:
         self.limit = limit
         self.targets: list[Target] = []
         self.turn = 0
+        self.removed = False
+        """The table names the model no longer."""
         self.waiting: dict[Waiter, None] = {}
 
     @property
@@ -103,7 +106,8 @@ class Line:
             if waiter.expire(now, busy):
                 self.waiting.pop(waiter, None)
 
-    def update(self, route: Route) -> None:
+    def update(self, route: Route) -> list[Target]:
+        """Takes the model's route up. Returns the targets that it names no longer."""
         known = {_identity(target.endpoint): target for target in self.targets}
         targets = []
         for endpoint in route.endpoints:
@@ -117,18 +121,44 @@ class Line:
         self.targets = targets
         for target in known.values():
             target.retire()
+        return list(known.values())
 
-    def retire(self) -> None:
-        for target in self.targets:
+    def retire(self) -> list[Target]:
+        """The model is served no longer. Returns the targets that it had."""
+        self.removed = True
+        retired, self.targets = self.targets, []
+        for target in retired:
             target.retire()
-        self.targets = []
         for waiter in list(self.waiting):
             self.waiting.pop(waiter, None)
             waiter.removed()
+        return retired
 
 
 def _identity(endpoint: Endpoint) -> tuple[str, int, str]:
     return endpoint.replica, endpoint.generation, endpoint.url
+
+
+def no_replica(line: Line, name: str, now: float, waited_s: float | None, last_failure: str) -> ApiError:
+    """What a request for ``name`` is told that no replica takes. ``waited_s``: None where it was not let wait."""
+    waited = "" if waited_s is None else f" within {waited_s:.0f} s"
+    busy = line.busy(now)
+    if busy and waited_s is None:
+        return ApiError(
+            429,
+            f"model {name!r}: all {len(line.targets)} replicas are at work and {len(line.waiting)} requests wait "
+            f"already (the limit is {line.limit}): send it again later",
+            type="rate_limit_exceeded",
+            code="queue_full",
+            retry_after_s=RETRY_AFTER_BUSY_S,
+        )
+    if busy:
+        words = f"model {name!r}: none of its {len(line.targets)} replicas became free{waited}"
+        return unavailable(words, "queue_timeout", RETRY_AFTER_BUSY_S)
+    why = last_failure or line.route.why_none or "none is ready"
+    full = f" ({line.limit} requests wait for one already)" if waited_s is None else ""
+    words = f"model {name!r} has no replica that can answer{waited}{full}: {why}"
+    return unavailable(words, "no_ready_replica", RETRY_AFTER_DOWN_S)
 
 
 class Router:
@@ -145,20 +175,25 @@ class Router:
         for line in self.lines.values():
             line.limit = queue
 
-    def update(self, routes: Iterable[Route], names: dict[str, Route]) -> None:
-        """Takes a table up: targets that stay keep their counts and connections, and whoever waits is woken."""
+    def update(self, routes: Iterable[Route], names: dict[str, Route]) -> list[Target]:
+        """Takes a table up: targets that stay keep their counts and connections, and whoever waits is woken.
+
+        Returns the targets that this table names no longer.
+        """
         wanted = {route.model: route for route in routes}
+        retired: list[Target] = []
         for model in [model for model in self.lines if model not in wanted]:
-            self.lines.pop(model).retire()
+            retired += self.lines.pop(model).retire()
         for model, route in wanted.items():
             line = self.lines.get(model)
             if line is None:
                 line = self.lines[model] = Line(route, self.queue)
-            line.update(route)
+            retired += line.update(route)
         self.by_name = {name: self.lines[route.model] for name, route in names.items()}
         for line in list(self.lines.values()):
             if line.waiting:
                 line.wake()
+        return retired
 
     def tick(self, now: float, engine_idle_s: float) -> None:
         for line in list(self.lines.values()):

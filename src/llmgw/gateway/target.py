@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from llmgw.cluster.model import Endpoint
 
 if TYPE_CHECKING:
+    from llmgw.gateway.leaving import Departures
     from llmgw.gateway.routing import Line
     from llmgw.gateway.upstream import EngineConnection
 
@@ -26,6 +27,7 @@ class Target:
 
     __slots__ = (
         "cooling_until",
+        "departures",
         "endpoint",
         "failures",
         "gone",
@@ -33,6 +35,7 @@ class Target:
         "host",
         "idle",
         "in_flight",
+        "in_peace",
         "limit",
         "line",
         "penalty",
@@ -47,7 +50,11 @@ class Target:
         self.cooling_until = 0.0
         """Monotonic time before which it is not chosen, because it could not be reached."""
         self.gone = False
-        """The table names it no longer: what is in flight there finishes, nothing new is sent."""
+        """The table names it no longer: nothing new is sent."""
+        self.in_peace = False
+        """It is gone because it is wanted no longer: what is in flight there finishes."""
+        self.departures: Departures | None = None
+        """Who counts, once it is gone."""
         self.update(endpoint)
 
     def update(self, endpoint: Endpoint) -> None:
@@ -71,8 +78,15 @@ class Target:
 
     def release(self) -> None:
         self.in_flight -= 1
+        if self.departures is not None:
+            self.departures.released(self)
         if self.line.waiting:
             self.line.wake()
+
+    def ended(self, *, broken: bool) -> None:
+        """An answer has been passed on, or its first part only (``broken``). Its ``release`` follows."""
+        if self.departures is not None:
+            self.departures.ended(self, broken=broken)
 
     def unreachable(self, now: float) -> None:
         """A connection failed, or the engine did not answer in time: leave it alone for a while, longer each time."""
