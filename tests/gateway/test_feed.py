@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from llmgw.gateway.gateway import Gateway, StartError
 from llmgw.gateway.main import gateway_id, settings_of
 from llmgw.gateway.settings import GatewaySettings
 from llmgw.gateway.table import Table, TableFile
-from llmgw.link.messages import Heartbeat, LogLines, Observed, Routes, RoutesAck
+from llmgw.link.messages import Heartbeat, LogLines, Observed, Routes, RoutesAck, TrafficReport
 from llmgw.link.server import LinkServer, Peer, RefusedPeer, ServerIdentity
 from llmgw.pki.authority import Authority
 
@@ -30,6 +30,8 @@ class ControlPlane:
     def __init__(self, pki: Path, frame: Routes, port: int = 0) -> None:
         self.frame = frame
         self.acked = 0
+        self.acks: list[RoutesAck] = []
+        self.reports: list[TrafficReport] = []
         self.changed = asyncio.Event()
         self.peer: Peer | None = None
         self.server = LinkServer(
@@ -43,11 +45,21 @@ class ControlPlane:
 
     def on_welcomed(self, peer: Peer) -> None:
         self.peer = peer
-        peer.send(Routes(**{**_fields(self.frame), "epoch": 1, "session": peer.session}))
+        self.say(self.frame)
 
-    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | LogLines) -> None:
+    def say(self, frame: Routes) -> None:
+        """The next table, to the gateway that is connected and to whichever comes."""
+        self.frame = frame
+        if self.peer is not None:
+            self.peer.send(Routes(**{**_fields(frame), "epoch": 1, "session": self.peer.session}))
+
+    def on_frame(self, peer: Peer, frame: Observed | RoutesAck | TrafficReport | LogLines) -> None:
         if isinstance(frame, RoutesAck):
             self.acked = frame.version
+            self.acks.append(frame)
+            self.changed.set()
+        elif isinstance(frame, TrafficReport):
+            self.reports.append(frame)
             self.changed.set()
 
     def on_heartbeat(self, peer: Peer, frame: Heartbeat) -> None: ...
@@ -57,11 +69,15 @@ class ControlPlane:
     def on_refused(self, refusal: RefusedPeer) -> None:
         raise AssertionError(refusal.words)
 
-    async def until_acked(self, version: int) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Until what the gateway has said fulfils the condition."""
         async with asyncio.timeout(10):
-            while self.acked != version:
+            while not condition():
                 self.changed.clear()
                 await self.changed.wait()
+
+    async def until_acked(self, version: int) -> None:
+        await self.until(lambda: self.acked == version)
 
 
 def _fields(frame: Routes) -> dict[str, object]:
