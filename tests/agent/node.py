@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -63,6 +64,7 @@ class Node:
     def __init__(self, folder: Path, *, stop_timeout_s: float = 5.0) -> None:
         self.folder = folder
         self.host = "127.0.0.1"
+        self.inventory = INVENTORY
         self.supervisor = Supervisor(
             work_dir=folder / "work", log_lines=100, stop_timeout_s=stop_timeout_s, engine_user=None
         )
@@ -87,6 +89,8 @@ class Node:
             health_interval_s=0.1,
             engines_changed=lambda: self.engines_changed,
             engine_now=self.engines.get,
+            inventory=lambda: self.inventory,
+            sidecar_programs={"crewed": (sys.executable,)},
         )
         self.told: list[tuple[ObservedShard, ...]] = []
         self.at: dict[ShardState, Callable[[], None]] = {}

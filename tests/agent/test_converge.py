@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.agent import presence, shard
+from llmgw.agent import presence, vigil
 from llmgw.agent.install import Installer
 from llmgw.agent.supervisor import StopError
 from llmgw.cluster.catalog import EngineSpec
@@ -153,8 +153,8 @@ async def test_an_engine_that_is_given_up_on_is_stopped_and_the_reason_is_kept(f
 
 
 async def test_a_ready_engine_that_hangs_is_given_up_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "UNHEALTHY_S", 0.3)
-    monkeypatch.setattr(shard, "HEALTH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(vigil, "UNHEALTHY_S", 0.3)
+    monkeypatch.setattr(vigil, "HEALTH_TIMEOUT_S", 0.2)
     async with opened(folder, stop_timeout_s=0.2) as node:
         node.want(sim())
         ready = await node.one(ShardState.READY)
@@ -169,7 +169,7 @@ async def test_a_ready_engine_that_hangs_is_given_up_on(folder: Path, monkeypatc
 async def test_a_first_request_that_is_never_answered_is_no_proof(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "PROOF_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(vigil, "PROOF_TIMEOUT_S", 0.3)
     async with opened(folder) as node:
         node.want(sim(fault="hang"))
         failed = await node.one(ShardState.FAILED)

@@ -13,7 +13,7 @@ import structlog
 from llmgw.agent.memory import Remembered
 from llmgw.agent.presence import Presence, Rooms, Stray
 from llmgw.agent.shard import ShardRunner
-from llmgw.agent.supervisor import Ended, Running, SupervisorError
+from llmgw.agent.supervisor import ENGINE, Ended, Running, SupervisorError
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.model import DesiredShard, EngineState, ObservedShard, ShardState
 from llmgw.link.messages import Desired
@@ -65,7 +65,11 @@ class Converge:
     def adopt(self, running: Iterable[Running], ended: Iterable[Ended], remembered: Iterable[Remembered]) -> None:
         """Takes up what an earlier agent left: shards that run, and those that ended with nobody looking."""
         known = {(each.shard.id, each.shard.generation): each for each in remembered}
+        here: dict[str, Running] = {}
         for run in running:
+            if run.shard_id not in here or run.part == ENGINE:  # of a shard, its engine stands for its sidecars
+                here[run.shard_id] = run
+        for run in here.values():
             if found := known.pop((run.shard_id, run.generation), None):
                 runner = ShardRunner(found.shard, self._rooms, self._report, pid=run.pid)
                 self._begin(runner, runner.resume(found))
@@ -107,10 +111,14 @@ class Converge:
                 life.ending = self._task(self._end(life), f"end of {shard_id}")
             elif isinstance(life.runner, Stray) and life.runner.observed.state is not ShardState.FAILED:
                 runner = ShardRunner(shard, self._rooms, self._report, pid=life.runner.observed.pid)
+                runner.take(shard)
                 self._begin(runner, runner.recognise())
+            else:
+                life.runner.take(shard)
         for shard in wanted.values():
             if shard.id not in self._lives:
                 runner = ShardRunner(shard, self._rooms, self._report)
+                runner.take(shard)
                 self._begin(runner, runner.start())
         self.revision = self._asked
         self._report()

@@ -100,6 +100,8 @@ class Agent:
             health_interval_s=config.supervisor.health_interval_s,
             engines_changed=lambda: self._engines_changed,
             engine_now=lambda name: next((engine for engine in self._engines if engine.name == name), None),
+            inventory=lambda: self._inventory,
+            sidecar_programs=_sidecar_programs(config),
         )
         self.converge = Converge(rooms, self._dirty.set)
         self.link = LinkClient(
@@ -275,6 +277,11 @@ def _what_changed(said: Observed | None, now: Observed) -> Observed:
         shards=now.shards if now.shards != said.shards else None,
         weights=now.weights if now.weights != said.weights else None,
     )
+
+
+def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:
+    ray = config.engines.vllm.ray_bin if config.engines.vllm else None
+    return {} if ray is None else {"vllm": (str(ray),)}
 
 
 async def serve(config: AgentConfig) -> None:

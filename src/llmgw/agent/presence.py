@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -14,12 +14,21 @@ from llmgw.agent.memory import ShardMemory
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Ended, Running, Supervisor
 from llmgw.agent.weights import WeightStore
-from llmgw.cluster.model import EngineOnNode, Exit, ObservedShard, ShardState
+from llmgw.cluster.model import DesiredShard, EngineOnNode, Exit, Inventory, ObservedShard, ShardState
 from llmgw.process.errors import ProcessError
 
 log = structlog.get_logger()
 
 STOP_AGAIN_S = 10.0
+
+
+class Failed(Exception):
+    """The shard can't run; the message says why, for people."""
+
+    def __init__(self, words: str, *, exit: Exit | None = None, port_taken: bool = False) -> None:
+        super().__init__(words)
+        self.exit = exit
+        self.port_taken = port_taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,9 @@ class Rooms:
     engines_changed: Callable[[], asyncio.Event]
     engine_now: Callable[[str], EngineOnNode | None]
     """What this node says of an engine at the moment."""
+    inventory: Callable[[], Inventory]
+    sidecar_programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By engine: the program that its sidecars are started with, where the node's file names one."""
 
 
 class Presence:
@@ -54,7 +66,10 @@ class Presence:
         )
 
     async def stop(self) -> None:
-        """Stops the engine's whole group; returns when it is gone. The caller cancels and awaits the life first."""
+        """Stops the engine and its sidecars, each with its whole group; returns when they are gone.
+
+        The caller cancels and awaits the life first.
+        """
         self._say(ShardState.STOPPING, "stopping: no longer wanted here")
         while True:
             try:
@@ -74,9 +89,8 @@ class Presence:
             # The next agent finds it, and tries again.
             log.warning("what was asked of a shard can't be forgotten", shard=self.id, reason=str(error))
 
-    def ended_unseen(self, exit: Exit) -> None:
-        """Its engine ended while no agent was looking."""
-        self._say(ShardState.FAILED, f"the engine {exit} while no agent was running", exit=exit, pid=None)
+    def take(self, shard: DesiredShard) -> None:
+        """What the control plane says of this generation now, in this session."""
 
     def _say(self, state: ShardState, why: str, **changes: object) -> None:
         since = self.observed.since if state is self.observed.state else time.time()
@@ -101,5 +115,5 @@ class Stray(Presence):
     @classmethod
     def ended(cls, end: Ended, rooms: Rooms, report: Callable[[], None]) -> Stray:
         stray = cls(end.shard_id, end.generation, rooms, report)
-        stray.ended_unseen(end.exit)
+        stray._say(ShardState.FAILED, f"{end.words} while no agent was running", exit=end.exit, pid=None)
         return stray

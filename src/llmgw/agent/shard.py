@@ -1,4 +1,4 @@
-"""One shard on this node: prepared, started, watched until it is proved, and watched on.
+"""One shard on this node: prepared, started once all ranks can be, watched until it is proved, and watched on.
 
 A runner never restarts anything: a shard that failed stays failed, with its reason, until the control plane asks
 for a new generation.
@@ -8,46 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import structlog
 
-from llmgw.agent import ports
+from llmgw.agent import peers, ports
+from llmgw.agent.crew import Crew
 from llmgw.agent.install import Program
-from llmgw.agent.memory import Remembered
-from llmgw.agent.presence import Presence, Rooms
-from llmgw.agent.probe import HEALTH_TIMEOUT_S, NoAnswer
-from llmgw.agent.supervisor import ProcessSpec, StartError, StopError
+from llmgw.agent.memory import Remembered, to_the_end
+from llmgw.agent.presence import Failed, Presence, Rooms
+from llmgw.agent.supervisor import StopError
+from llmgw.agent.vigil import Vigil
 from llmgw.agent.weights import WeightsRefused
-from llmgw.cluster.model import DesiredShard, Exit, ShardState
-from llmgw.engines.base import Command, Engine, EngineUnhealthy, Launch
+from llmgw.cluster.model import DesiredShard, ShardState
+from llmgw.engines.base import Engine, Launch
 from llmgw.engines.registry import EngineNotRun, engine
+from llmgw.process.errors import ProcessError
 
 log = structlog.get_logger()
 
-UNHEALTHY_S = 30.0
-"""A shard that was ready and gives no healthy answer for this long has failed: it is stopped, and said so."""
-PROOF_TIMEOUT_S = 120.0
-LOADING_POLL_S = 0.25
-
-
-class Failed(Exception):
-    """The shard can't run; the message says why, for people."""
-
-    def __init__(self, words: str, *, exit: Exit | None = None, port_taken: bool = False) -> None:
-        super().__init__(words)
-        self.exit = exit
-        self.port_taken = port_taken
+ADOPTED = "adopted: its engine outlived the agent"
 
 
 class ShardRunner(Presence):
     def __init__(self, shard: DesiredShard, rooms: Rooms, report: Callable[[], None], pid: int | None = None) -> None:
         super().__init__(shard.id, shard.generation, rooms, report, pid)
         self.shard = shard
+        self._crew = Crew(rooms.supervisor, shard.id, shard.generation)
+        self._go = asyncio.Event()
+        """Set once the control plane has said, in this session, that this generation may start."""
+        self._before_start = ShardState.PREPARING
         self._given_up = ""
         """Why its engine is being stopped by the agent itself; empty: it is not."""
+
+    def take(self, shard: DesiredShard) -> None:
+        self.shard = shard
+        if shard.go:
+            self._go.set()
 
     async def start(self) -> None:
         """From nothing until the shard has ended. Never raises for what can go wrong with a shard: it is reported."""
@@ -55,53 +53,54 @@ class ShardRunner(Presence):
 
     def resume(self, remembered: Remembered) -> Coroutine[None, None, None]:
         """Takes up a shard whose engine outlived an earlier agent: its state at once, its life when it is run."""
-        if remembered.proved:
-            self._say(ShardState.READY, "adopted: its engine outlived the agent", endpoint=remembered.endpoint)
-        else:
-            self._say(ShardState.STARTING, "adopted: its engine outlived the agent", endpoint=remembered.endpoint)
-        return self._live(self._watch(engine(self.shard.profile.engine), remembered.endpoint, remembered.proved))
+        state = ShardState.READY if remembered.proved else ShardState.STARTING
+        self._say(state, ADOPTED, endpoint=remembered.endpoint)
+        return self._live(self._go_on(remembered.endpoint, remembered.proved))
 
     async def recognise(self) -> None:
         """Takes up a shard whose engine outlived an earlier agent, where only the engine was left to tell of it."""
         await self._live(self._recognise())
 
-    async def _recognise(self) -> None:
-        endpoint = f"{self._rooms.host()}:{self.shard.placement.port}"
-        try:
-            await self._remember(endpoint)
-        except Failed as failure:
-            log.warning("a shard serves on, but an agent to come won't know it", shard=self.id, reason=str(failure))
-        self._say(ShardState.STARTING, "adopted: its engine outlived the agent", endpoint=endpoint)
-        await self._watch(engine(self.shard.profile.engine), endpoint, False)
-
     async def _live(self, life: Coroutine[None, None, None]) -> None:
         try:
             await life
         except Failed as failure:
-            self._fail(failure)
+            await self._fail(failure)
         except EngineNotRun as refusal:
-            self._fail(Failed(str(refusal)))
+            await self._fail(Failed(str(refusal)))
         except Exception as error:
             # A fault of our own must not leave a shard that says "loading" for ever.
             log.exception("a fault of the agent's own", shard=self.id)
-            self._fail(Failed(f"a fault in the agent: {_innermost(error)!r}; see its log"))
+            await self._fail(Failed(f"a fault in the agent: {_innermost(error)!r}; see its log"))
 
-    # -- from nothing to a process
+    # -- from nothing to processes
 
     async def _start(self) -> None:
         adapter = engine(self.shard.profile.engine)
-        if words := adapter.refusal(self.shard):
-            raise Failed(words)
+        self._require_fit(adapter)
         program = await self._program(adapter)
         weights = await self._weights(adapter)
-        host = self._rooms.host()
-        await self._require_port(host, self.shard.placement.port)
-        command = adapter.command(self._launch(program, host, weights))
-        self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint)
+        await self._require_ports()
+        if not self.shard.go:
+            self._say(ShardState.PREPARING, "prepared: waits for the other ranks", prepared=True)
+            await self._go.wait()
+            self._require_fit(adapter)
+            await self._require_ports()
+        await self._bring_up(adapter, program, weights)
+
+    async def _bring_up(self, adapter: Engine, program: Program, weights: Path | None) -> None:
+        command = adapter.command(self._launch(program, self._rooms.host(), weights))
+        self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint, prepared=False)
         await self._remember(command.endpoint)
-        pid = await self._spawn(command, program, weights)
+        reads = (*program.reads, *([weights] if weights else []))
+        pid = await self._crew.start(command, reads, lambda words: self._say(ShardState.STARTING, words))
         self._say(ShardState.LOADING, "the engine is starting", endpoint=command.endpoint, pid=pid)
         await self._watch(adapter, command.endpoint, False)
+
+    def _require_fit(self, adapter: Engine) -> None:
+        words = adapter.refusal(self.shard) or peers.refusal(self.shard, self._rooms.inventory(), self._rooms.host())
+        if words:
+            raise Failed(words)
 
     async def _program(self, adapter: Engine) -> Program:
         while True:
@@ -110,8 +109,17 @@ class ShardRunner(Presence):
                 return program
             now = self._rooms.engine_now(adapter.name)
             how = f": {now.state.value}{', ' if now.words else ''}{now.words}" if now is not None else ""
-            self._say(ShardState.PREPARING, f"waiting for {adapter.name} on this node{how}")
+            self._say(self._before_start, f"waiting for {adapter.name} on this node{how}")
             await changed.wait()
+
+    async def _require_ports(self) -> None:
+        """Rank 0's alone: of those that the other ranks use nobody but their engine knows."""
+        if self.shard.rank != 0:
+            return
+        host = self._rooms.host()
+        await self._require_port(host, self.shard.placement.port)
+        if self.shard.dist_init is not None:
+            await self._require_port(host, int(self.shard.dist_init.rpartition(":")[2]))
 
     async def _require_port(self, host: str, port: int) -> None:
         try:
@@ -126,7 +134,7 @@ class ShardRunner(Presence):
 
     async def _remember(self, endpoint: str | None) -> None:
         try:
-            await _to_the_end(lambda: self._rooms.memory.remember(self.shard, endpoint))
+            await to_the_end(lambda: self._rooms.memory.remember(self.shard, endpoint))
         except OSError as error:
             raise Failed(f"what was asked can't be written down: {error}") from error
 
@@ -135,15 +143,16 @@ class ShardRunner(Presence):
             return None
         if self.shard.source is None:
             raise Failed(f"{adapter.name} needs weights, and the model {self.shard.model} names no source")
-        self._say(ShardState.PREPARING, "looking for the weights")
+        self._say(self._before_start, "looking for the weights")
         try:
             return await self._rooms.weights.ensure(
-                self.shard.source, lambda words: self._say(ShardState.PREPARING, words)
+                self.shard.source, lambda words: self._say(self._before_start, words)
             )
         except WeightsRefused as refusal:
             raise Failed(f"weights: {refusal}") from refusal
 
     def _launch(self, program: Program, host: str, weights: Path | None) -> Launch:
+        inventory = self._rooms.inventory()
         return Launch(
             shard=self.shard,
             program=program.argv,
@@ -152,110 +161,82 @@ class ShardRunner(Presence):
             work_dir=str(self._rooms.supervisor.work_dir(self.id)),
             help_text=program.help_text,
             cores=len(os.sched_getaffinity(0)),
+            interface=inventory.mgmt_interface,
+            hcas=peers.adapters(self.shard, inventory),
+            sidecar_program=self._rooms.sidecar_programs.get(self.shard.profile.engine, ()),
         )
 
-    async def _spawn(self, command: Command, program: Program, weights: Path | None) -> int:
-        spec = ProcessSpec(
-            shard_id=self.id,
-            generation=self.generation,
-            argv=command.argv,
-            env=dict(command.env),
-            files=dict(command.files),
-            reads=(*program.reads, *([weights] if weights else [])),
-        )
+    # -- from what an earlier agent left
+
+    async def _go_on(self, endpoint: str | None, proved: bool) -> None:
+        """Where the engine was started, all of the start was done; where not, it goes on once it is wanted still."""
+        adapter = engine(self.shard.profile.engine)
+        if self._crew.engine is not None or proved:
+            await self._watch(adapter, endpoint, proved)
+            return
+        self._before_start = ShardState.STARTING
+        self._say(ShardState.STARTING, "adopted in the middle of its start: goes on once it is asked for again")
+        await self._go.wait()
+        await self._bring_up(adapter, await self._program(adapter), await self._weights(adapter))
+
+    async def _recognise(self) -> None:
+        serves = self.shard.rank == 0
+        endpoint = f"{self._rooms.host()}:{self.shard.placement.port}" if serves else None
         try:
-            return (await self._rooms.supervisor.start(spec)).pid
-        except StartError as error:
-            raise Failed(f"the engine could not be started: {error}") from error
+            await self._remember(endpoint)
+        except Failed as failure:
+            log.warning("a shard serves on, but an agent to come won't know it", shard=self.id, reason=str(failure))
+        self._say(ShardState.STARTING, ADOPTED, endpoint=endpoint)
+        await self._go_on(endpoint, False)
 
-    # -- from a process to its end
+    # -- from processes to their end
 
     async def _watch(self, adapter: Engine, endpoint: str | None, proved: bool) -> None:
-        exit, stuck = Exit(), ""
+        """Until the engine or a sidecar has ended, or has to be given up on; always raises Failed.
+
+        The end of one is the end of all.
+        """
+        vigil = Vigil(adapter, self.shard, self._rooms, self._say, lambda: self.observed.state is ShardState.READY)
+        stuck = ""
         try:
             async with asyncio.TaskGroup() as group:
-                health = group.create_task(self._healthy_on(adapter, endpoint, proved))
-                exit = await self._rooms.supervisor.wait(self.id)
-                health.cancel()
+                watching = group.create_task(self._keep(vigil, endpoint, proved))
+                await self._crew.first_end()
+                watching.cancel()
         except* StopError as errors:
             stuck = str(_innermost(errors))
+        if not stuck:
+            stuck = await self._stop_the_rest()
         if stuck:
             raise Failed(f"{self._given_up}; {stuck}" if self._given_up else stuck)
-        raise Failed(self._given_up or f"the engine {exit}", exit=exit)
+        failure = self._crew.failure()
+        raise Failed(self._given_up, exit=failure.exit) if self._given_up else failure
 
-    async def _healthy_on(self, adapter: Engine, endpoint: str | None, proved: bool) -> None:
-        """Watches until the engine has to be given up on; then stops it."""
+    async def _keep(self, vigil: Vigil, endpoint: str | None, proved: bool) -> None:
         try:
-            if not proved:
-                await self._prove(adapter, endpoint)
-            await self._stay_healthy(adapter, endpoint)
+            await vigil.keep(endpoint, proved)
         except Failed as failure:
             # Kept before the stop: whoever waits for the engine's end may see it before this does.
             self._given_up = str(failure)
             log.warning("giving up on a shard", shard=self.id, reason=self._given_up)
-            await self._rooms.supervisor.stop(self.id)
+            await self._crew.stop()
 
-    async def _prove(self, adapter: Engine, endpoint: str | None) -> None:
-        assert endpoint is not None, "ranks that serve nothing are not placed"
-        deadline = time.monotonic() + adapter.starts_slowly_s
-        while (words := await self._health(adapter, endpoint)) is not None:
-            if time.monotonic() > deadline:
-                raise Failed(f"not up after {adapter.starts_slowly_s:g} s: {words}")
-            self._say(ShardState.LOADING, words)
-            await asyncio.sleep(LOADING_POLL_S)
-        self._say(ShardState.LOADING, "loaded; waiting for the answer to a first request")
-        probe = adapter.readiness(self.shard)
+    async def _stop_the_rest(self) -> str:
+        """Empty once nothing of the shard runs; else what hangs, in words."""
         try:
-            status, body = await self._rooms.client.ask(endpoint, probe, self.shard.api_key, PROOF_TIMEOUT_S)
-        except NoAnswer as error:
-            raise Failed(f"healthy, but the first request failed: {error}") from error
-        if words := adapter.read_readiness(self.shard, status, body):
-            raise Failed(words)
-        try:
-            await _to_the_end(lambda: self._rooms.memory.proved(self.shard))
-        except OSError as error:
-            # It works all the same; an agent that adopts it will have it prove itself again.
-            log.warning("that a shard was proved can't be written down", shard=self.id, reason=str(error))
-        self._say(ShardState.READY, "answered its first request")
-
-    async def _stay_healthy(self, adapter: Engine, endpoint: str | None) -> None:
-        assert endpoint is not None, "ranks that serve nothing are not placed"
-        healthy_at = time.monotonic()
-        while True:
-            await asyncio.sleep(self._rooms.health_interval_s)
-            words = await self._health(adapter, endpoint)
-            if words is None:
-                healthy_at = time.monotonic()
-            elif time.monotonic() - healthy_at > UNHEALTHY_S:
-                raise Failed(f"no healthy answer for {UNHEALTHY_S:g} s: {words}")
-
-    async def _health(self, adapter: Engine, endpoint: str) -> str | None:
-        try:
-            status, body = await self._rooms.client.ask(
-                endpoint, adapter.health(), self.shard.api_key, HEALTH_TIMEOUT_S
-            )
-            return adapter.read_health(status, body)
-        except NoAnswer as error:
-            return "the engine is starting" if error.refused else str(error)
-        except EngineUnhealthy as error:
-            if self.observed.state is ShardState.READY:
-                return str(error)
-            raise Failed(str(error)) from error
+            await self._crew.stop()
+        except ProcessError as error:
+            return str(error)
+        return ""
 
     # -- what is said
 
-    def _fail(self, failure: Failed) -> None:
-        self._say(ShardState.FAILED, str(failure), exit=failure.exit, port_taken=failure.port_taken, pid=None)
-
-
-async def _to_the_end(write: Callable[[], None]) -> None:
-    """Write in a thread. Whoever is cancelled waits for it, so that nothing is written after a later removal."""
-    work = asyncio.ensure_future(asyncio.to_thread(write))
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        raise
+    async def _fail(self, failure: Failed) -> None:
+        """Whatever was started by then is stopped first: what failed holds nothing."""
+        words = str(failure)
+        if stuck := await self._stop_the_rest():
+            words = words if stuck in words else f"{words}; {stuck}"
+        self._say(ShardState.FAILED, words, exit=failure.exit, port_taken=failure.port_taken, pid=None, prepared=False)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,24 @@ from llmgw.process.errors import ProcessError
 
 ENGINE = ""
 """The part of a shard that is its engine. Sidecars have names of lower-case letters, digits, dots and dashes."""
+
+_CHECK = ".ready"
+LINES_SAID = 3
+
+
+def ready_check(sidecar: str) -> str:
+    """The part that looks whether a sidecar is up, and ends with status 0 once it is."""
+    return f"{sidecar}{_CHECK}"
+
+
+def is_check(part: str) -> bool:
+    return part.endswith(_CHECK)
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """The end of an output, to be put behind what went wrong; empty where nothing was said."""
+    said = [line.strip() for line in lines if line.strip()][-LINES_SAID:]
+    return f"; last lines: {' / '.join(said)}" if said else ""
 
 
 class SupervisorError(ProcessError):
@@ -76,3 +94,10 @@ class Ended:
     """It was asked to end."""
     note: str = ""
     part: str = ENGINE
+
+    @property
+    def words(self) -> str:
+        """Such as "the engine exited with status 3"; of a sidecar with the last words that it said."""
+        if self.part == ENGINE:
+            return f"the engine {self.exit}"
+        return f"sidecar {self.part} {self.exit}{last_lines(self.exit.last_lines)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmgw.agent.supervisor import transcript
 from llmgw.agent.supervisor.engine_user import EngineUser, prepare
 from llmgw.agent.supervisor.layout import Layout, write_files
-from llmgw.agent.supervisor.spec import ENGINE, Ended, ProcessSpec, Running, SupervisorError, UnknownShard
+from llmgw.agent.supervisor.spec import ENGINE, Ended, ProcessSpec, Running, SupervisorError, UnknownShard, is_check
 from llmgw.agent.supervisor.transcript import Source
 from llmgw.cluster.model import Exit
 from llmgw.process import detached, output, units
@@ -176,8 +176,17 @@ class Supervisor:
 
     def ended(self) -> tuple[Ended, ...]:
         """Of every shard of which nothing runs and that has not been forgotten: how its last generation ended."""
-        found = (self._how_it_ended(parts) for parts in tuple(self._shards.values()))
+        found = (self.end_of(shard_id) for shard_id in tuple(self._shards))
         return tuple(ended for ended in found if ended is not None)
+
+    def end_of(self, shard_id: str) -> Ended | None:
+        """The first end that nobody had asked for, or else the engine's. None while something of the shard runs."""
+        ends = [self._look(process) for process in self._shards.get(shard_id, {}).values()]
+        told = [end for end in ends if end is not None]
+        if not told or len(told) < len(ends):
+            return None
+        lasting = [end for end in told if not is_check(end.part)] or told
+        return min(lasting, key=lambda end: (end.asked, 0.0 if end.asked else end.ended_at, end.part != ENGINE))
 
     def part(self, shard_id: str, generation: int, part: str = ENGINE) -> Running | Ended | None:
         """One process of a generation; None where it was never started."""
@@ -185,6 +194,15 @@ class Supervisor:
         if process is None or process.generation != generation:
             return None
         return self._look(process) or _running(process)
+
+    def parts(self, shard_id: str, generation: int) -> tuple[str, ...]:
+        """Names of all processes of a generation that were ever started."""
+        parts = self._shards.get(shard_id, {})
+        return tuple(part for part, process in parts.items() if process.generation == generation)
+
+    def tail_of(self, shard_id: str, part: str, lines: int) -> list[str]:
+        """The last lines of one process, as they are. Raises UnknownShard."""
+        return output.tail(self._known(shard_id, part).log_path, min(lines, self._log_lines))
 
     def tail(self, shard_id: str, lines: int | None = None) -> list[str]:
         """The last lines of output of the last generation, at most ``log_lines``. Raises UnknownShard.
@@ -375,14 +393,6 @@ class Supervisor:
             return self._ended(process, ExitRecord())
         async with process.stopping:
             return self._ended(process, await process.handle.stop(self._stop_timeout_s))
-
-    def _how_it_ended(self, parts: Mapping[str, _Process]) -> Ended | None:
-        """None while something runs. Else its first end that nobody had asked for, or else the engine's."""
-        ends = [self._look(process) for process in parts.values()]
-        told = [end for end in ends if end is not None]
-        if not told or len(told) < len(ends):
-            return None
-        return min(told, key=lambda end: (end.asked, end.part != ENGINE, end.ended_at))
 
     def _look(self, process: _Process) -> Ended | None:
         """How a process ended; None while it runs."""
