@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.cluster.capacity import choose_gpus
+from llmgw.cluster.topology import choose_gpus
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.model import Cluster, Gpu, Vitals
 from llmgw.cluster.placement import Before, Placed, Planner, place
@@ -27,9 +27,20 @@ def test_a_node_that_holds_the_weights_comes_first() -> None:
 
 
 def test_then_the_fewest_gpus_stranded() -> None:
-    nodes = [node("a", gpus=8), node("b", gpus=5), node("c", gpus=6)]
-    assert where(cluster(nodes), model("m", profile(gpus_per_node=4))) == "b"
+    four = model("m", profile(gpus_per_node=4))
+    nodes = [node("a", gpus=5), node("b", gpus=6), node("c", gpus=8)]
+    assert where(cluster(nodes), four) == "c"
+    assert where(cluster(nodes[:2]), four) == "a"
     assert where(cluster([node("a", gpus=2, memory_gib=64), node("b")]), model("m", profile(memory_bytes=GIB))) == "b"
+
+
+def test_what_is_stranded_hangs_on_what_the_catalog_asks_for() -> None:
+    four, whole = model("m", profile(gpus_per_node=4), replicas=2), model("w", profile(gpus_per_node=8), replicas=0)
+    nodes = [node("a", gpus=8), node("b", gpus=8)]
+    spread = settled(cluster(nodes, [four]))
+    assert sorted(replica.placements[0].node for replica in spread.replicas.values()) == ["a", "b"]
+    packed = settled(cluster(nodes, [four, whole]))
+    assert [replica.placements[0].node for replica in packed.replicas.values()] == ["a", "a"]
 
 
 def test_then_fewer_replicas_of_the_same_model() -> None:
@@ -40,7 +51,9 @@ def test_then_fewer_replicas_of_the_same_model() -> None:
     assert where(state, model("other", profile(memory_bytes=GIB))) == "a"
 
 
-def test_then_more_free_memory_then_the_name() -> None:
+def test_then_fewer_free_gpus_then_more_free_memory_then_the_name() -> None:
+    one = model("m", profile(gpus_per_node=1))
+    assert where(cluster([node("a", gpus=4), node("b", gpus=3)]), one) == "b"
     assert where(cluster([node("a", memory_gib=8), node("b", memory_gib=16)]), model()) == "b"
     assert where(cluster([node("b"), node("a")]), model()) == "a"
 
@@ -134,9 +147,9 @@ def test_what_goes_back_to_its_old_node_counts_for_those_placed_after_it() -> No
     spec = model("m", profile(gpus_per_node=1))
     planner = Planner(cluster([node("a", gpus=4), node("b", gpus=3)], [spec]))
     places = [planner.find(spec)]
-    places += [planner.find(spec, Before("a")) for _ in range(3)]
+    places += [planner.find(spec, Before(("a",))) for _ in range(3)]
     places.append(planner.find(spec))
-    assert [placed.placements[0].node for placed in places if placed is not None] == ["b", "a", "a", "a", "a"]
+    assert [placed.placements[0].node for placed in places if placed is not None] == ["b", "a", "a", "a", "b"]
 
 
 def test_an_engine_that_is_there_but_not_usable_is_no_engine() -> None:

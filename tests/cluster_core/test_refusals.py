@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.model import EngineState, Node, NodeState, ShardState
+from llmgw.cluster.model import Drain, EngineState, Node, NodeState, ShardState
 from llmgw.cluster.placement import Placed, Refusal, place
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.refusal import Rule
@@ -160,7 +160,8 @@ NODES: list[tuple[str, ModelSpec, Node, Rule, str]] = [
 
 @pytest.mark.parametrize(("spec", "at", "rule", "words"), [case[1:] for case in NODES], ids=[case[0] for case in NODES])
 def test_a_node_says_which_rule_it_fails_and_by_how_much(spec: ModelSpec, at: Node, rule: Rule, words: str) -> None:
-    refusal = place(cluster([at], [spec], grace_until_s=1030.0), spec, later(1))
+    drains = {"n1": Drain(node="n1", since=0.0)} if rule is Rule.DRAINING else {}
+    refusal = place(cluster([at], [spec], grace_until_s=1030.0, drains=drains), spec, later(1))
     assert isinstance(refusal, Refusal)
     (refused,) = refusal.profiles[0].nodes
     assert (refused.node, refused.rule, refused.words) == ("n1", rule, words)
@@ -177,9 +178,10 @@ NEVER = [
         "engine sglang is not run by this build yet; it runs llamacpp and sim",
     ),
     (
-        model("m", profile(nodes=2, gpus_per_node=4)),
-        "multi-node replicas are not placed yet (the profile asks for 2 nodes)",
+        model("m", profile(engine="llamacpp", nodes=2, memory_bytes=GIB), source="/m"),
+        "engine llamacpp runs on a single node (the profile asks for 2 nodes)",
     ),
+    (model("m", profile(nodes=0, gpus_per_node=4)), "asks for 0 nodes: a replica runs on 1 or more"),
     *(
         (
             model("m", profile(engine="llamacpp"), source=source),
@@ -256,7 +258,8 @@ def test_every_profile_says_why_not() -> None:
     refusal = place(cluster([node("n1", gpus=1)], [spec]), spec, NOW)
     assert isinstance(refusal, Refusal)
     assert refusal.summary == (
-        "profile wide: multi-node replicas are not placed yet (the profile asks for 2 nodes); "
+        "profile wide: no node is on a fabric, and a replica over 2 nodes needs one: state `fabrics` in the files of "
+        "agents whose adapters reach one another; "
         "profile big: n1: 1 of 1 GPU free, 4 needed"
     )
 

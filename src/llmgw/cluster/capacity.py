@@ -2,43 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from llmgw.cluster.catalog import Profile
 from llmgw.cluster.lifecycle import ENDED
-from llmgw.cluster.model import PORT_BLOCK, Cluster, Gpu, Node, Placement, PortRange
+from llmgw.cluster.model import PORT_BLOCK, Cluster, Gpu, Inventory, Node, ObservedShard, Placement, PortRange, Replica
+from llmgw.cluster.topology import Seat, choose_gpus, islands, seats
 
 MEMORY_RESERVE_BYTES = 512 << 20
 """Memory of every node that is never given to replicas: for the system and the agent."""
 
+_NO_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A shard that is placed on a node."""
+
+    shard: str
+    generation: int
+    placement: Placement
+
 
 class Room:
-    """What one node still has. Changes as replicas are placed; ``placed`` is what it was made from."""
+    """What one node still has. Changes as replicas are placed and released."""
 
-    __slots__ = ("blocks", "free", "leftovers", "memory_free_bytes", "memory_total_bytes", "node", "weights")
+    __slots__ = (
+        "_first_block",
+        "_islands",
+        "_seats",
+        "blocks",
+        "free",
+        "inventory",
+        "leftovers",
+        "memory_free_bytes",
+        "memory_total_bytes",
+        "weights",
+    )
 
-    def __init__(self, node: Node, placed: Sequence[Placement], leftovers: Sequence[str]) -> None:
-        held = {uuid for placement in placed for uuid in placement.gpu_uuids}
-        self.node = node
-        self.free = [gpu for gpu in usable_gpus(node) if gpu.uuid not in held]
+    def __init__(self, node: Node, held: Iterable[Held]) -> None:
+        taken = {uuid for each in held for uuid in each.placement.gpu_uuids}
+        self.inventory = node.inventory
+        self.free = tuple(gpu for gpu in usable_gpus(node) if gpu.uuid not in taken)
         self.memory_total_bytes = memory_for_replicas(node)
-        self.memory_free_bytes = self.memory_total_bytes - sum(placement.memory_bytes for placement in placed)
-        self.blocks = [placement.port for placement in placed if placement.port]
-        self.leftovers = leftovers
+        self.memory_free_bytes = self.memory_total_bytes - sum(each.placement.memory_bytes for each in held)
+        self.blocks = tuple(each.placement.port for each in held if each.placement.port)
+        self.leftovers = _leftovers(node.shards, held)
         """Ids of shards that the node still runs and should not: what they hold is not known here."""
         self.weights = frozenset(node.weights)
+        self._seats: tuple[Seat, ...] | None = None
+        self._first_block: int | None = None
+        self._islands: dict[tuple[int, int], int] = {}
+
+    def copy(self) -> Room:
+        twin = object.__new__(Room)
+        for name in Room.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin._forget()
+        return twin
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """The fabrics that the node is on."""
+        if self._seats is None:
+            self._seats = seats(self.inventory) if self.inventory is not None else ()
+        return self._seats
 
     def take(self, placement: Placement) -> None:
-        self.free = [gpu for gpu in self.free if gpu.uuid not in placement.gpu_uuids]
+        self.free = tuple(gpu for gpu in self.free if gpu.uuid not in placement.gpu_uuids)
         self.memory_free_bytes -= placement.memory_bytes
-        self.blocks.append(placement.port)
+        self.blocks = (*self.blocks, placement.port)
+        self._forget()
+
+    def give_back(self, placement: Placement) -> None:
+        back = set(placement.gpu_uuids)
+        gpus = self.inventory.gpus if self.inventory is not None else ()
+        there = {gpu.uuid for gpu in self.free}
+        self.free = tuple(gpu for gpu in gpus if gpu.uuid in there or (gpu.uuid in back and gpu.problem is None))
+        self.memory_free_bytes += placement.memory_bytes
+        self.blocks = tuple(block for block in self.blocks if block != placement.port)
+        self._forget()
+
+    def islands(self, wanted: int, together: int) -> int:
+        """How many NVLink groups the GPUs of a shard would lie in. Only where as many are free."""
+        if wanted == 0:
+            return 0
+        found = self._islands.get((wanted, together))
+        if found is None:
+            found = islands(choose_gpus(self.free, wanted, together))
+            self._islands[wanted, together] = found
+        return found
 
     def block(self, after: int = 0) -> int | None:
         """First port of the lowest free block; with ``after``, of the next one above it, starting over at the end."""
-        if self.node.inventory is None:
+        if after:
+            return self._block(after)
+        if self._first_block is None:
+            self._first_block = self._block(0) or _NO_BLOCK
+        return None if self._first_block == _NO_BLOCK else self._first_block
+
+    def placement(self, node_id: str, profile: Profile, after_port: int = 0) -> Placement:
+        """What a shard of the profile gets here. Only where the profile fits."""
+        gpus = choose_gpus(self.free, profile.gpus_per_node, profile.tensor_parallel)
+        port = self.block(after_port)
+        assert port is not None
+        assert self.inventory is not None
+        return Placement(
+            node=node_id,
+            gpus=tuple(gpu.index for gpu in gpus),
+            gpu_uuids=tuple(gpu.uuid for gpu in gpus),
+            memory_bytes=profile.memory_bytes or 0,
+            port=port,
+            address=self.inventory.mgmt_addr,
+        )
+
+    def _forget(self) -> None:
+        self._first_block = None
+        self._islands = {}
+
+    def _block(self, after: int) -> int | None:
+        if self.inventory is None:
             return None
         lowest = None
-        for first in port_blocks(self.node.inventory.ports):
+        for first in port_blocks(self.inventory.ports):
             # By distance: blocks handed out before the range was changed may lie askew to it.
             if all(abs(first - taken) >= PORT_BLOCK for taken in self.blocks):
                 if first > after:
@@ -46,62 +134,92 @@ class Room:
                 lowest = first if lowest is None else lowest
         return lowest
 
-    def placement(self, profile: Profile, after_port: int = 0) -> Placement:
-        """What a shard of the profile gets here. Only where the profile fits."""
-        gpus = choose_gpus(self.free, profile.gpus_per_node)
-        port = self.block(after_port)
-        assert port is not None
-        return Placement(
-            node=self.node.id,
-            gpus=tuple(gpu.index for gpu in gpus),
-            gpu_uuids=tuple(gpu.uuid for gpu in gpus),
-            memory_bytes=profile.memory_bytes or 0,
-            port=port,
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A room as a cluster left it, and all that it was made from."""
+
+    inventory: Inventory | None
+    memory_bytes: int
+    shards: tuple[ObservedShard, ...]
+    weights: tuple[str, ...]
+    held: list[Held]
+    room: Room
+
+    def is_of(self, node: Node, memory_bytes: int, held: list[Held]) -> bool:
+        return (
+            self.inventory is node.inventory
+            and self.shards is node.shards
+            and self.weights is node.weights
+            and self.memory_bytes == memory_bytes
+            and self.held == held
         )
 
 
 class Capacity:
-    """The rooms of all nodes, made once per plan."""
+    """The rooms of all nodes, and where the replicas of each model are."""
+
+    _kept: ClassVar[Mapping[str, _Kept]] = {}
+    """Rooms of the last cluster that was looked at. They are made anew only where something of a node has changed, and
+    copied before they are changed: what is found does not hang on what was kept."""
 
     def __init__(self, cluster: Cluster) -> None:
-        placed: dict[str, list[Placement]] = {}
-        self._per_model: dict[tuple[str, str], int] = {}
+        held: dict[str, list[Held]] = {node_id: [] for node_id in sorted(cluster.nodes)}
+        self._spread: dict[str, dict[str, int]] = {}
         for replica in cluster.replicas.values():
-            for placement in replica.placements:
-                placed.setdefault(placement.node, []).append(placement)
-                self._count(replica.model, placement.node)
-        self.rooms = {
-            node.id: Room(node, placed.get(node.id, ()), leftovers(cluster, node))
-            for _, node in sorted(cluster.nodes.items())
-        }
+            for rank, placement in enumerate(replica.placements):
+                self._count(replica.model, placement.node, 1)
+                if placement.node in held:
+                    held[placement.node].append(Held(replica.shard_id(rank), replica.generation, placement))
+        kept = {node_id: self._keep(cluster.nodes[node_id], shards) for node_id, shards in held.items()}
+        Capacity._kept = kept
+        self.rooms = {node_id: each.room for node_id, each in kept.items()}
+        self._own: set[str] = set()
+        self.changed: list[str] = []
+        """Nodes whose rooms changed, one after another."""
 
-    def replicas_on(self, model: str, node: str) -> int:
-        """How many shards of the model the node holds."""
-        return self._per_model.get((model, node), 0)
+    def spread(self, model: str) -> Mapping[str, int]:
+        """How many shards of the model each node holds, of those that hold any."""
+        return self._spread.get(model, {})
 
     def take(self, model: str, placement: Placement) -> None:
-        self.rooms[placement.node].take(placement)
-        self._count(model, placement.node)
+        self._room(placement.node).take(placement)
+        self._count(model, placement.node, 1)
 
-    def _count(self, model: str, node: str) -> None:
-        self._per_model[model, node] = self._per_model.get((model, node), 0) + 1
+    def give_back(self, replica: Replica) -> None:
+        for placement in replica.placements:
+            if placement.node in self.rooms:
+                self._room(placement.node).give_back(placement)
+            self._count(replica.model, placement.node, -1)
+
+    def _room(self, node_id: str) -> Room:
+        self.changed.append(node_id)
+        if node_id not in self._own:
+            self._own.add(node_id)
+            self.rooms[node_id] = self.rooms[node_id].copy()
+        return self.rooms[node_id]
+
+    def _count(self, model: str, node_id: str, by: int) -> None:
+        counts = self._spread.setdefault(model, {})
+        counts[node_id] = counts.get(node_id, 0) + by
+        if not counts[node_id]:
+            del counts[node_id]
+
+    @classmethod
+    def _keep(cls, node: Node, held: list[Held]) -> _Kept:
+        memory_bytes = memory_for_replicas(node)
+        kept = cls._kept.get(node.id)
+        if kept is not None and kept.is_of(node, memory_bytes, held):
+            return kept
+        return _Kept(node.inventory, memory_bytes, node.shards, node.weights, held, Room(node, held))
 
 
-def leftovers(cluster: Cluster, node: Node) -> tuple[str, ...]:
-    """Shards that the node reports running although they have no place there."""
+def _leftovers(shards: Iterable[ObservedShard], held: Iterable[Held]) -> tuple[str, ...]:
+    """Shards that a node reports running although they have no place there."""
+    expected = {(each.shard, each.generation) for each in held}
     return tuple(
-        shard.id
-        for shard in node.shards
-        if shard.state not in ENDED and not _belongs(cluster, node, shard.id, shard.generation)
+        shard.id for shard in shards if shard.state not in ENDED and (shard.id, shard.generation) not in expected
     )
-
-
-def _belongs(cluster: Cluster, node: Node, shard_id: str, generation: int) -> bool:
-    replica_id, _, rank = shard_id.rpartition("/")
-    replica = cluster.replicas.get(replica_id)
-    if replica is None or replica.generation != generation or not rank.isdecimal():
-        return False
-    return int(rank) < len(replica.placements) and replica.placements[int(rank)].node == node.id
 
 
 def usable_gpus(node: Node) -> list[Gpu]:
@@ -120,18 +238,3 @@ def memory_for_replicas(node: Node) -> int:
 def port_blocks(ports: PortRange) -> range:
     """First ports of the whole blocks inside the range."""
     return range(ports.first, ports.last - PORT_BLOCK + 2, PORT_BLOCK)
-
-
-def choose_gpus(free: Iterable[Gpu], wanted: int) -> tuple[Gpu, ...]:
-    """``wanted`` of the free GPUs: from the smallest NVLink group that suffices, else from as few groups as can be."""
-    if wanted == 0:
-        return ()
-    groups: dict[int, list[Gpu]] = {}
-    for gpu in sorted(free, key=lambda gpu: gpu.index):
-        groups.setdefault(-1 if gpu.nvlink_group is None else gpu.nvlink_group, []).append(gpu)
-    enough = [group for group in groups.values() if len(group) >= wanted]
-    if enough:
-        return tuple(min(enough, key=lambda group: (len(group), group[0].index))[:wanted])
-    largest_first = sorted(groups.values(), key=lambda group: (-len(group), group[0].index))
-    chosen = [gpu for group in largest_first for gpu in group][:wanted]
-    return tuple(sorted(chosen, key=lambda gpu: gpu.index))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 
 from llmgw.cluster.capacity import Room, memory_for_replicas, port_blocks, usable_gpus
 from llmgw.cluster.catalog import EngineName, ModelSpec, Profile
-from llmgw.cluster.model import PORT_BLOCK, EngineOnNode, EngineState, Node, NodeState
-from llmgw.cluster.refusal import NodeRefusal, Rule
+from llmgw.cluster.model import PORT_BLOCK, Drain, EngineOnNode, EngineState, Inventory, Node, NodeState
+from llmgw.cluster.refusal import Rule
+from llmgw.cluster.topology import seats
 from llmgw.cluster.wording import clock, count, size
 
 RUNNABLE_ENGINES: tuple[EngineName, ...] = ("llamacpp", "sim")
 """Engines that this build can run."""
+SINGLE_NODE_ENGINES: tuple[EngineName, ...] = ("llamacpp",)
+"""Engines whose replicas can't span nodes."""
 FETCHABLE = ("file://", "/", "index:")
 """What a source starts with that this build's agents can fetch or find."""
 FETCHABLE_WORDS = "file:///PATH, an absolute path, or index:NAME==VERSION/FILE"
@@ -36,107 +40,157 @@ def must_hold_weights(spec: ModelSpec, profile: Profile) -> bool:
     return source is not None and not source.startswith(FETCHABLE)
 
 
-def impossible(spec: ModelSpec, profile: Profile, held_sources: frozenset[str]) -> str | None:
+def impossible(profile: Profile) -> str | None:
     """Why no node at all could run the profile, whatever it had; None where one might."""
-    if profile.nodes != 1:
-        return f"multi-node replicas are not placed yet (the profile asks for {profile.nodes} nodes)"
+    if profile.nodes < 1:
+        return f"asks for {profile.nodes} nodes: a replica runs on 1 or more"
     if profile.engine not in RUNNABLE_ENGINES:
         return f"engine {profile.engine} is not run by this build yet; it runs {' and '.join(RUNNABLE_ENGINES)}"
+    if profile.nodes > 1 and profile.engine in SINGLE_NODE_ENGINES:
+        return f"engine {profile.engine} runs on a single node (the profile asks for {profile.nodes} nodes)"
     if profile.gpus_per_node < 0 or (profile.memory_bytes or 0) < 0:
         return "asks for less than nothing: gpus_per_node and memory must be 0 or more"
-    source = source_needed(spec, profile)
-    if must_hold_weights(spec, profile) and source not in held_sources:
-        return f"{source} is held by no node, and can't be fetched by this build yet; it takes {FETCHABLE_WORDS}"
     return None
 
 
-def basic_rules(rooms: Iterable[Room], profile: Profile) -> dict[str, Rule | None]:
-    """By node, the first failed of the rules that placing something does not change."""
-    return {room.node.id: _basic_rule(room.node, profile) for room in rooms}
+def held_by_none(source: str) -> str:
+    """Why a source that must be held can't be used, where no node holds it."""
+    return f"{source} is held by no node, and can't be fetched by this build yet; it takes {FETCHABLE_WORDS}"
 
 
-def _basic_rule(node: Node, profile: Profile) -> Rule | None:
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What every rank of a profile asks of its node. Models that ask for the same are measured once."""
+
+    engine: EngineName
+    selector: tuple[tuple[str, str], ...]
+    nodes: int
+    gpus: int
+    together: int
+    """GPUs of a tensor-parallel group: rather joined by NVLink."""
+    memory_bytes: int
+    held: str | None
+    """A source that the node must hold already, since it can't be fetched."""
+    mode: str | None
+    """How the ranks are launched, where the profile says so and there are several."""
+
+
+def needs(spec: ModelSpec, profile: Profile) -> Needs:
+    return Needs(
+        engine=profile.engine,
+        selector=tuple(sorted(profile.node_selector.items())),
+        nodes=profile.nodes,
+        gpus=profile.gpus_per_node,
+        together=profile.tensor_parallel,
+        memory_bytes=profile.memory_bytes or 0,
+        held=spec.source if must_hold_weights(spec, profile) else None,
+        mode=profile.launch_mode if profile.nodes > 1 else None,
+    )
+
+
+def basic_rule(node: Node, needs: Needs, drains: Container[str]) -> Rule | None:
+    """The first failed of the rules that placing something does not change, but for the fabric's."""
     rule = _STATES.get(node.state)
     if rule is not None:
         return rule
+    if node.id in drains:
+        return Rule.DRAINING
     if node.session is None:
         return Rule.OFFLINE
     if node.inventory is None:
         return Rule.UNKNOWN
     if not node.probed or node.state is NodeState.JOINING:
         return Rule.UNPROBED
-    labels = node.inventory.labels
-    if any(labels.get(key) != value for key, value in profile.node_selector.items()):
+    if needs.selector and not _matches(node.inventory, needs):
         return Rule.LABELS
-    engine = node.engine(profile.engine)
+    engine = node.engine(needs.engine)
     return None if engine is not None and engine.usable else Rule.ENGINE
 
 
-def failed_rule(room: Room, spec: ModelSpec, profile: Profile) -> Rule | None:
-    """The first failed of the other rules; None where the node can take a shard of the profile now."""
-    if must_hold_weights(spec, profile) and spec.source not in room.weights:
+def _matches(inventory: Inventory, needs: Needs) -> bool:
+    return all(inventory.labels.get(key) == value for key, value in needs.selector)
+
+
+def failed_rule(room: Room, needs: Needs) -> Rule | None:
+    """The first failed of the other rules; None where there is room for a shard now."""
+    if needs.held is not None and needs.held not in room.weights:
         return Rule.WEIGHTS
     if room.leftovers:
         return Rule.LEFTOVER
-    if len(room.free) < profile.gpus_per_node:
+    if len(room.free) < needs.gpus:
         return Rule.GPUS
-    if room.memory_free_bytes < (profile.memory_bytes or 0):
+    if room.memory_free_bytes < needs.memory_bytes:
         return Rule.MEMORY
     return Rule.PORTS if room.block() is None else None
 
 
+def short_by(room: Room, needs: Needs, rule: Rule) -> int:
+    """By how much the rule is failed, in its unit: GPUs, or bytes of memory; 0 for the other rules."""
+    if rule is Rule.GPUS:
+        return needs.gpus - len(room.free)
+    return needs.memory_bytes - room.memory_free_bytes if rule is Rule.MEMORY else 0
+
+
 def capable(node: Node, spec: ModelSpec, profile: Profile) -> bool:
-    """True where the node could take the profile if it were empty and connected: by what it is, not by what it does."""
-    inventory = node.inventory
-    if inventory is None or not node.probed or impossible(spec, profile, frozenset(node.weights)) is not None:
+    """True where the node could take a rank of the profile if it were empty and connected: by what it is."""
+    inventory, asked = node.inventory, needs(spec, profile)
+    if inventory is None or not node.probed or impossible(profile) is not None:
+        return False
+    if asked.held is not None and asked.held not in node.weights:
+        return False
+    if asked.nodes > 1 and all(seat.problem is not None for seat in seats(inventory)):
         return False
     engine = node.engine(profile.engine)
     return (
         engine is not None
         and engine.usable
-        and all(inventory.labels.get(key) == value for key, value in profile.node_selector.items())
-        and len(usable_gpus(node)) >= profile.gpus_per_node
-        and memory_for_replicas(node) >= (profile.memory_bytes or 0)
+        and _matches(inventory, asked)
+        and len(usable_gpus(node)) >= asked.gpus
+        and memory_for_replicas(node) >= asked.memory_bytes
         and len(port_blocks(inventory.ports)) > 0
     )
 
 
-def refusal(room: Room, spec: ModelSpec, profile: Profile, rule: Rule) -> NodeRefusal:
-    """The failed rule in words."""
-    node = room.node
-    short = 0
+def launch_mode(node: Node, needs: Needs) -> str:
+    """How the engine's ranks are launched there: as the profile says, else as the node's file does; "" if neither."""
+    return needs.mode or (node.inventory.launch_modes.get(needs.engine, "") if node.inventory is not None else "")
+
+
+def in_words(node: Node, room: Room, needs: Needs, rule: Rule, drain: Drain | None = None) -> str:
+    """The failed rule in words. Those of a fabric are said where the fabric is known."""
     match rule:
+        case Rule.DRAINING if node.state not in _STATES and drain is not None:
+            return f"draining since {clock(drain.since)}" + (f": {drain.why}" if drain.why else "")
         case Rule.REVOKED | Rule.LOST | Rule.SUSPECT | Rule.DRAINING:
-            words = f"{node.state.value} since {clock(node.since)}" + (f": {node.why}" if node.why else "")
+            return f"{node.state.value} since {clock(node.since)}" + (f": {node.why}" if node.why else "")
         case Rule.OFFLINE:
-            words = "not connected: its agent has not come back yet"
+            return "not connected: its agent has not come back yet"
         case Rule.UNKNOWN:
-            words = "has not said yet what machine it is"
+            return "has not said yet what machine it is"
         case Rule.UNPROBED:
-            words = "has not said yet which engines it has"
+            return "has not said yet which engines it has"
         case Rule.LABELS:
-            words = _labels(node.inventory.labels if node.inventory else {}, profile.node_selector)
+            return _labels(node.inventory.labels if node.inventory else {}, needs.selector)
         case Rule.ENGINE:
-            words = _engine(node, profile.engine)
+            return _engine(node, needs.engine)
         case Rule.WEIGHTS:
-            words = f"does not hold {spec.source}, which this build can't fetch yet"
+            return f"does not hold {needs.held}, which this build can't fetch yet"
         case Rule.LEFTOVER:
-            words = (
-                f"still runs {', '.join(room.leftovers)}, which has no place there any more: waits until it has ended"
-            )
+            left = ", ".join(room.leftovers)
+            return f"still runs {left}, which has no place there any more: waits until it has ended"
         case Rule.GPUS:
-            words, short = _gpus(room, profile.gpus_per_node), profile.gpus_per_node - len(room.free)
+            return _gpus(room, needs.gpus)
         case Rule.MEMORY:
-            short = (profile.memory_bytes or 0) - room.memory_free_bytes
-            words = _memory(room, profile.memory_bytes or 0)
+            return _memory(room, needs.memory_bytes)
         case Rule.PORTS:
-            words = _ports(room)
-    return NodeRefusal(node.id, words, rule, short)
+            return _ports(room)
+        case _:
+            return rule.value
 
 
-def _labels(labels: Mapping[str, str], selector: Mapping[str, str]) -> str:
+def _labels(labels: Mapping[str, str], selector: Iterable[tuple[str, str]]) -> str:
     faults = []
-    for key, value in sorted(selector.items()):
+    for key, value in selector:
         if key not in labels:
             faults.append(f"has no label {key} ({value} is needed)")
         elif labels[key] != value:
@@ -162,7 +216,7 @@ def _unusable(engine: EngineOnNode) -> str:
 
 
 def _gpus(room: Room, needed: int) -> str:
-    inventory = room.node.inventory
+    inventory = room.inventory
     gpus = inventory.gpus if inventory else ()
     if not gpus:
         return f"no GPUs, {needed} needed"
@@ -179,9 +233,9 @@ def _memory(room: Room, needed_bytes: int) -> str:
 
 
 def _ports(room: Room) -> str:
-    if room.node.inventory is None:
+    if room.inventory is None:
         return "has no ports"
-    ports = room.node.inventory.ports
+    ports = room.inventory.ports
     blocks = len(port_blocks(ports))
     if not blocks:
         return f"its ports {ports} are fewer than the {PORT_BLOCK} that a shard needs"

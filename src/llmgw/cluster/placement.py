@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmgw.cluster.capacity import Capacity, Room
-from llmgw.cluster.catalog import ModelSpec, Profile
-from llmgw.cluster.fitness import RUNNABLE_ENGINES, basic_rules, failed_rule, impossible, refusal, source_needed
-from llmgw.cluster.lifecycle import judged
-from llmgw.cluster.model import Cluster, Instant, Placement
-from llmgw.cluster.refusal import NodeRefusal, ProfileRefusal, Refusal, Rule, of_model, of_nodes
+from llmgw.cluster.capacity import Capacity
+from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
+from llmgw.cluster.fitness import (
+    RUNNABLE_ENGINES,
+    Needs,
+    basic_rule,
+    failed_rule,
+    held_by_none,
+    impossible,
+    in_words,
+    launch_mode,
+    needs,
+    short_by,
+    source_needed,
+)
+from llmgw.cluster.lifecycle import AWAY, judged
+from llmgw.cluster.model import DIST_INIT_OFFSET, Cluster, Instant, Placement, Replica
+from llmgw.cluster.ranking import ANYWHERE, Pool, Ranking
+from llmgw.cluster.refusal import (
+    FabricRefusal,
+    NodeRefusal,
+    ProfileRefusal,
+    Refusal,
+    Rule,
+    Verdict,
+    of_model,
+    summary_of_model,
+    summary_of_nodes,
+)
+from llmgw.cluster.spanning import Candidate, refuse_fabrics
+from llmgw.cluster.topology import Seat, networks
 
-__all__ = ["RUNNABLE_ENGINES", "Before", "NodeRefusal", "Placed", "Planner", "ProfileRefusal", "Refusal", "place"]
+__all__ = [
+    "RUNNABLE_ENGINES",
+    "Before",
+    "FabricRefusal",
+    "NodeRefusal",
+    "Placed",
+    "Planner",
+    "ProfileRefusal",
+    "Refusal",
+    "place",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A place for every rank."""
+    """A place for every rank, in the order of ranks, which is that of the nodes' ids."""
 
     profile: Profile
     placements: tuple[Placement, ...]
+    fabric: str | None = None
+    """What the nodes share; None where there is one."""
+    dist_init: str | None = None
+    """host:port on the leader at which the ranks meet; None where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Where a replica's last generation ran: preferred, if it still fits there."""
+    """Where a replica's last generation ran, or a plan had it run: preferred, if it still fits there."""
 
-    node: str
+    nodes: tuple[str, ...]
+    """By rank."""
     taken_port: int = 0
-    """Block that was found taken on that node; 0: none was."""
+    """Block that was found taken on one of the nodes; 0: none was."""
 
 
 def place(cluster: Cluster, spec: ModelSpec, now: Instant) -> Placed | Refusal:
@@ -42,108 +82,258 @@ class Planner:
     """Places replicas one after another, each on what the ones before it left."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self._nodes = cluster.nodes
+        self._drains = cluster.drains
         self._capacity = Capacity(cluster)
-        self._rooms = self._capacity.rooms
-        self._held_sources = frozenset(source for room in self._rooms.values() for source in room.weights)
+        self._sizes = _sizes(cluster.catalog)
+        self._needs: dict[tuple[int, str | None], tuple[Profile, Needs]] = {}
         self._basic: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Rule | None]] = {}
-        self._full: dict[str, ModelSpec] = {}
-        self._ranking: _Ranking | None = None
+        self._seats: dict[str, dict[str, Seat]] | None = None
+        self._networks: dict[str, dict[str, frozenset[str]]] = {}
+        self._holders: dict[str, frozenset[str]] = {}
+        self._same: dict[frozenset[str], frozenset[str]] = {}
+        self._rankings: dict[tuple[Needs, frozenset[str]], Ranking] = {}
+        self._of_model: dict[tuple[Needs, frozenset[str]], tuple[str, Ranking]] = {}
+        self._full: set[Needs] = set()
+        """What there is no more room for. That stands for every further replica until something is released."""
+        self._verdicts: dict[Needs, tuple[int, list[Verdict]]] = {}
 
     def place(self, spec: ModelSpec, before: Before | None = None) -> Placed | Refusal:
         """The first profile that can be placed, on the best node; or why none can. What is placed is taken."""
         return self.find(spec, before) or self.refusal(spec)
 
-    def find(self, spec: ModelSpec, before: Before | None = None) -> Placed | None:
-        """As ``place``, without the words."""
-        if self._full.get(spec.name) is spec:
-            return None  # What is free only shrinks, so the answer stands for every further replica.
-        for profile in spec.profiles:
-            placement = self._find(spec, profile, before)
-            if placement is not None:
-                self._capacity.take(spec.name, placement)
-                return Placed(profile, (placement,))
-        self._full[spec.name] = spec
+    def find(
+        self, spec: ModelSpec, before: Before | None = None, *, profiles: Sequence[Profile] | None = None
+    ) -> Placed | None:
+        """As ``place``, without the words. ``profiles``: to be tried in place of the model's."""
+        for profile in spec.profiles if profiles is None else profiles:
+            placed = self._find(spec, profile, before)
+            if placed is not None:
+                for placement in placed.placements:
+                    self._capacity.take(spec.name, placement)
+                return placed
         return None
 
-    def refusal(self, spec: ModelSpec) -> Refusal:
-        """Why no profile of the model can be placed, as things stand after all that has been placed. Only if so."""
-        return of_model(spec.name, [self._profile_refusal(spec, profile) for profile in spec.profiles])
+    def release(self, replica: Replica) -> None:
+        """Give back all that a replica of the cluster holds, as if it had stopped."""
+        self._capacity.give_back(replica)
+        self._full.clear()
 
-    def _find(self, spec: ModelSpec, profile: Profile, before: Before | None) -> Placement | None:
-        if impossible(spec, profile, self._held_sources) is not None:
+    def holds_weights(self, spec: ModelSpec, placed: Placed) -> bool:
+        """True where nothing need be fetched: each node holds the model's source, or none is needed."""
+        source = source_needed(spec, placed.profile)
+        return source is None or all(each.node in self._holding(source) for each in placed.placements)
+
+    def refusal(self, spec: ModelSpec, profiles: Sequence[Profile] | None = None) -> Refusal:
+        """Why no profile of the model can be placed, as things stand after all that has been placed. Only if so."""
+        tried = spec.profiles if profiles is None else profiles
+        return of_model(spec.name, [self._profile_refusal(spec, profile) for profile in tried])
+
+    def summary(self, spec: ModelSpec, profiles: Sequence[Profile] | None = None) -> str:
+        """``refusal(spec).summary``, without putting every node in words."""
+        tried = spec.profiles if profiles is None else profiles
+        return summary_of_model([(profile.name, self._profile_summary(spec, profile)) for profile in tried])
+
+    # -- finding a place
+
+    def _find(self, spec: ModelSpec, profile: Profile, before: Before | None) -> Placed | None:
+        asked = self._needs_of(spec, profile)
+        if asked in self._full or self._never(profile, asked) is not None:
             return None
-        basic = self._basic_rules(profile)
-        if before is not None and before.node in self._rooms:
-            room = self._rooms[before.node]
-            if basic[before.node] is None and failed_rule(room, spec, profile) is None:
-                self._ranking = None  # It does not hear of what is placed past it.
-                return room.placement(profile, before.taken_port)
-        if self._ranking is None or not self._ranking.is_for(spec, profile):
-            self._ranking = _Ranking(self._capacity, basic, spec, profile)
-        best = self._ranking.best()
-        return None if best is None else best.placement(profile)
+        basic = self._basic_rules(asked)
+        if before is not None and len(before.nodes) == asked.nodes:
+            pool = self._still_fits(asked, basic, before.nodes)
+            if pool is not None:
+                return self._placed(profile, pool, tuple(sorted(before.nodes)), before.taken_port)
+        best = self._ranking(spec, profile, asked, basic).best()
+        if best is None:
+            self._full.add(asked)
+            return None
+        return self._placed(profile, *best)
+
+    def _still_fits(self, asked: Needs, basic: Callable[[str], Rule | None], nodes: tuple[str, ...]) -> Pool | None:
+        """What joins the nodes, where they can take the replica together."""
+        for node_id in nodes:
+            room = self._capacity.rooms.get(node_id)
+            if room is None or basic(node_id) is not None or failed_rule(room, asked) is not None:
+                return None
+        if asked.nodes == 1:
+            return ANYWHERE
+        if len(set(nodes)) < len(nodes):
+            return None
+        return min(set.intersection(*(set(self._pools_of(asked, node_id)) for node_id in nodes)), default=None)
+
+    def _placed(self, profile: Profile, pool: Pool, nodes: tuple[str, ...], after_port: int = 0) -> Placed:
+        rooms = self._capacity.rooms
+        placements = tuple(rooms[node_id].placement(node_id, profile, after_port) for node_id in nodes)
+        if len(nodes) == 1:
+            return Placed(profile, placements)
+        return Placed(profile, placements, pool.fabric, dist_init(placements[0]))
+
+    def _ranking(self, spec: ModelSpec, profile: Profile, asked: Needs, basic: Callable[[str], Rule | None]) -> Ranking:
+        source = source_needed(spec, profile)
+        key = asked, self._holding(source) if source is not None else frozenset()
+        ranking = self._rankings.get(key)
+        if ranking is None:
+            fit = (node_id for node_id in self._capacity.rooms if basic(node_id) is None)
+            pools = {node_id: self._pools_of(asked, node_id) for node_id in fit}
+            ranking = self._rankings[key] = Ranking(self._capacity, asked, pools, key[1], self._stranding(asked.gpus))
+        if not self._capacity.spread(spec.name):
+            return ranking
+        model, of_model = self._of_model.get(key, ("", ranking))
+        if model != spec.name:
+            of_model = ranking.of_model(spec.name)
+            self._of_model[key] = spec.name, of_model
+        return of_model
+
+    def _stranding(self, gpus: int) -> Callable[[int], int]:
+        """By how many GPUs are free on a node: how many more are stranded there once a shard has ``gpus`` of them.
+
+        Stranded are free GPUs that are too few for a profile of the catalog, counted for each size that they are too
+        few for. What needs no GPUs strands all that are free.
+        """
+        known: dict[int, int] = {}
+        sizes = sorted(self._sizes | {gpus})
+
+        def stranded(free: int) -> int:
+            return sum(free for size in sizes if size > free)
+
+        def more(free: int) -> int:
+            if free not in known:
+                known[free] = stranded(free - gpus) - stranded(free) if gpus else free
+            return known[free]
+
+        return more
+
+    # -- what is asked, and who may
+
+    def _needs_of(self, spec: ModelSpec, profile: Profile) -> Needs:
+        key = id(profile), spec.source
+        if key not in self._needs:
+            self._needs[key] = profile, needs(spec, profile)
+        return self._needs[key][1]
+
+    def _never(self, profile: Profile, asked: Needs) -> str | None:
+        words = impossible(profile)
+        if words is None and asked.held is not None and not self._holding(asked.held):
+            return held_by_none(asked.held)
+        return words
+
+    def _holding(self, source: str) -> frozenset[str]:
+        """The nodes that hold a source."""
+        if source not in self._holders:
+            rooms = self._capacity.rooms.items()
+            holders = frozenset(node_id for node_id, room in rooms if source in room.weights)
+            self._holders[source] = self._same.setdefault(holders, holders)
+        return self._holders[source]
+
+    def _basic_rules(self, asked: Needs) -> Callable[[str], Rule | None]:
+        rules = self._basic.setdefault((asked.engine, asked.selector), {})
+
+        def rule(node_id: str) -> Rule | None:
+            if node_id not in rules:
+                rules[node_id] = basic_rule(self._nodes[node_id], asked, self._drains)
+            return rules[node_id]
+
+        return rule
+
+    def _pools_of(self, asked: Needs, node_id: str) -> tuple[Pool, ...]:
+        """Where a node that passes the basic rules can be a rank."""
+        if asked.nodes == 1:
+            return (ANYWHERE,)
+        node = self._nodes[node_id]
+        engine = node.engine(asked.engine)
+        version, mode = engine.version if engine is not None else "", launch_mode(node, asked)
+        return tuple(
+            Pool(seat.fabric, tuple(sorted(self._networks_of(seat.fabric)[node_id])), version, mode)
+            for seat in self._capacity.rooms[node_id].seats
+            if seat.problem is None and node_id in self._networks_of(seat.fabric)
+        )
+
+    def _fabrics(self) -> Mapping[str, Mapping[str, Seat]]:
+        """By fabric, the seats of all nodes that state it."""
+        if self._seats is None:
+            found: dict[str, dict[str, Seat]] = {}
+            for node_id, room in self._capacity.rooms.items():
+                for seat in room.seats:
+                    found.setdefault(seat.fabric, {})[node_id] = seat
+            self._seats = found
+        return self._seats
+
+    def _networks_of(self, fabric: str) -> Mapping[str, frozenset[str]]:
+        if fabric not in self._networks:
+            seats = self._fabrics()[fabric].items()
+            self._networks[fabric] = networks(
+                {node_id: seat for node_id, seat in seats if self._nodes[node_id].state not in AWAY}
+            )
+        return self._networks[fabric]
+
+    # -- why not
 
     def _profile_refusal(self, spec: ModelSpec, profile: Profile) -> ProfileRefusal:
-        why_never = impossible(spec, profile, self._held_sources)
-        if why_never is not None:
-            return ProfileRefusal(profile.name, why_never)
-        return of_nodes(profile.name, self._refusals(spec, profile, self._basic_rules(profile)))
-
-    def _basic_rules(self, profile: Profile) -> dict[str, Rule | None]:
-        key = profile.engine, tuple(sorted(profile.node_selector.items()))
-        if key not in self._basic:
-            self._basic[key] = basic_rules(self._rooms.values(), profile)
-        return self._basic[key]
-
-    def _refusals(self, spec: ModelSpec, profile: Profile, basic: dict[str, Rule | None]) -> list[NodeRefusal]:
-        refusals = []
-        for node_id, room in self._rooms.items():
-            rule = basic[node_id] or failed_rule(room, spec, profile)
-            assert rule is not None
-            refusals.append(refusal(room, spec, profile, rule))
-        return refusals
-
-
-_Key = tuple[bool, int, int, int, str]
-
-
-class _Ranking:
-    """The nodes that can take a profile, best first. Stays right while only its own model is placed."""
-
-    def __init__(self, capacity: Capacity, basic: dict[str, Rule | None], spec: ModelSpec, profile: Profile) -> None:
-        self._capacity = capacity
-        self._spec = spec
-        self._profile = profile
-        self._source = source_needed(spec, profile)
-        self._heap = [
-            self._key(room)
-            for node_id, room in capacity.rooms.items()
-            if basic[node_id] is None and failed_rule(room, spec, profile) is None
-        ]
-        heapq.heapify(self._heap)
-
-    def is_for(self, spec: ModelSpec, profile: Profile) -> bool:
-        return self._spec is spec and self._profile is profile
-
-    def best(self) -> Room | None:
-        while self._heap:
-            key = self._heap[0]
-            room = self._capacity.rooms[key[-1]]
-            if failed_rule(room, self._spec, self._profile) is not None:
-                heapq.heappop(self._heap)
-                continue
-            current = self._key(room)
-            if current == key:
-                return room
-            heapq.heapreplace(self._heap, current)
-        return None
-
-    def _key(self, room: Room) -> _Key:
-        """Smaller is better: holds the weights, strands few GPUs, few replicas of the model, much memory, its name."""
-        return (
-            self._source is not None and self._source not in room.weights,
-            len(room.free) - self._profile.gpus_per_node,
-            self._capacity.replicas_on(self._spec.name, room.node.id),
-            -room.memory_free_bytes,
-            room.node.id,
+        asked = self._needs_of(spec, profile)
+        never = self._never(profile, asked)
+        if never is not None:
+            return ProfileRefusal(profile.name, never)
+        if asked.nodes > 1:
+            fabrics, summary = self._refuse_fabrics(asked)
+            return ProfileRefusal(profile.name, summary, fabrics=fabrics)
+        verdicts = self._measured(asked)
+        refused = tuple(
+            NodeRefusal(verdict.node, self._in_words(asked, verdict), verdict.rule, verdict.short)
+            for verdict in verdicts
         )
+        summary = summary_of_nodes(verdicts, lambda verdict: self._in_words(asked, verdict))
+        return ProfileRefusal(profile.name, summary, refused)
+
+    def _profile_summary(self, spec: ModelSpec, profile: Profile) -> str:
+        asked = self._needs_of(spec, profile)
+        never = self._never(profile, asked)
+        if never is not None:
+            return never
+        if asked.nodes > 1:
+            return self._refuse_fabrics(asked)[1]
+        return summary_of_nodes(self._measured(asked), lambda verdict: self._in_words(asked, verdict))
+
+    def _measured(self, asked: Needs) -> list[Verdict]:
+        """Which rule each node fails."""
+        as_of = len(self._capacity.changed)
+        kept = self._verdicts.get(asked)
+        if kept is not None and kept[0] == as_of:
+            return kept[1]
+        basic = self._basic_rules(asked)
+        verdicts = []
+        for node_id, room in self._capacity.rooms.items():
+            rule = basic(node_id) or failed_rule(room, asked) or Rule.ALONE
+            assert rule is not Rule.ALONE or asked.nodes > 1, f"{node_id} can take it"
+            verdicts.append(Verdict(node_id, rule, short_by(room, asked, rule)))
+        self._verdicts[asked] = as_of, verdicts
+        return verdicts
+
+    def _refuse_fabrics(self, asked: Needs) -> tuple[tuple[FabricRefusal, ...], str]:
+        candidates = [
+            Candidate(
+                verdict,
+                self._in_words(asked, verdict),
+                failed_rule(self._capacity.rooms[verdict.node], asked),
+                self._pools_of(asked, verdict.node) if verdict.rule is Rule.ALONE else (),
+            )
+            for verdict in self._measured(asked)
+        ]
+        return refuse_fabrics(asked, candidates, self._fabrics())
+
+    def _in_words(self, asked: Needs, verdict: Verdict) -> str:
+        drain = self._drains.get(verdict.node)
+        room = self._capacity.rooms[verdict.node]
+        return in_words(self._nodes[verdict.node], room, asked, verdict.rule, drain)
+
+
+def dist_init(leader: Placement) -> str:
+    """Where the ranks of a replica meet: on its leader, inside the leader's block of ports."""
+    host = f"[{leader.address}]" if ":" in leader.address else leader.address
+    return f"{host}:{leader.port + DIST_INIT_OFFSET}"
+
+
+def _sizes(catalog: Catalog) -> frozenset[int]:
+    """How many GPUs shards of the catalog's profiles ask for."""
+    return frozenset(profile.gpus_per_node for spec in catalog.models for profile in spec.profiles)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from llmgw.cluster.wording import count
 
@@ -22,11 +23,14 @@ class Rule(StrEnum):
     UNPROBED = "unprobed"
     LABELS = "labels"
     ENGINE = "engine"
+    FABRIC = "fabric"
     WEIGHTS = "weights"
     LEFTOVER = "leftover"
     GPUS = "gpus"
     MEMORY = "memory"
     PORTS = "ports"
+    ALONE = "alone"
+    """It could take a rank, but too few others that it can be joined with could."""
 
 
 _ORDER = {rule: place for place, rule in enumerate(Rule)}
@@ -40,12 +44,22 @@ _GROUP = {
     Rule.UNPROBED: "not yet probed for engines",
     Rule.LABELS: "with other labels",
     Rule.ENGINE: "without a usable engine",
+    Rule.FABRIC: "on no usable fabric",
     Rule.WEIGHTS: "without the weights",
     Rule.LEFTOVER: "still stopping an old shard",
     Rule.GPUS: "short of GPUs",
     Rule.MEMORY: "short of memory",
     Rule.PORTS: "without a free block of ports",
+    Rule.ALONE: "that could take a rank, but too few together",
 }
+
+
+class Verdict(NamedTuple):
+    """Which rule a node fails, and by how much, before it is put in words."""
+
+    node: str
+    rule: Rule
+    short: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +77,29 @@ class NodeRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class FabricRefusal:
+    """Why a replica over several nodes finds no place on one fabric; or which nodes are on none (NO_FABRIC)."""
+
+    fabric: str
+    summary: str
+    nodes: tuple[NodeRefusal, ...] = ()
+    """Every node that states the fabric, in the order of their ids."""
+    able: int = 0
+    """Nodes that could take a rank now."""
+    needed: int = 0
+
+
+NO_FABRIC = "(none)"
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileRefusal:
     profile: str
     summary: str
     nodes: tuple[NodeRefusal, ...] = ()
     """Every node, in the order of their ids; empty where the profile can't be placed on any whatever they have."""
+    fabrics: tuple[FabricRefusal, ...] = ()
+    """Of a profile over several nodes: every fabric, by name, and the nodes that are on none. ``nodes`` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +110,39 @@ class Refusal:
 
 
 def of_model(model: str, profiles: Sequence[ProfileRefusal]) -> Refusal:
+    summaries = [(refused.profile, refused.summary) for refused in profiles]
+    return Refusal(model, summary_of_model(summaries), tuple(profiles))
+
+
+def summary_of_model(profiles: Sequence[tuple[str, str]]) -> str:
+    """One line from the names of a model's profiles and what is said of each."""
     if len(profiles) == 1:
-        return Refusal(model, profiles[0].summary, tuple(profiles))
-    summary = "; ".join(f"profile {refused.profile}: {refused.summary}" for refused in profiles)
-    return Refusal(model, summary or "the model has no profile", tuple(profiles))
+        return profiles[0][1]
+    return "; ".join(f"profile {name}: {words}" for name, words in profiles) or "the model has no profile"
 
 
-def of_nodes(profile: str, nodes: Sequence[NodeRefusal]) -> ProfileRefusal:
-    return ProfileRefusal(profile, _summary(nodes), tuple(nodes))
-
-
-def _summary(nodes: Sequence[NodeRefusal]) -> str:
+def summary_of_nodes(verdicts: Sequence[Verdict], in_words: Callable[[Verdict], str]) -> str:
     """One line whose counts add up, with the node that came nearest and what it is short of."""
-    if not nodes:
+    if not verdicts:
         return "no node is registered"
-    if len(nodes) == 1:
-        return str(nodes[0])
-    groups = Counter(refused.rule for refused in nodes)
+    best = nearest(verdicts)
+    if len(verdicts) == 1:
+        return f"{best.node}: {in_words(best)}"
+    groups = Counter(verdict.rule for verdict in verdicts)
     counts = ", ".join(f"{groups[rule]} {_GROUP[rule]}" for rule in sorted(groups, key=_ORDER.__getitem__))
-    return f"{count(len(nodes), 'node')}: {counts}; nearest {nearest(nodes)}"
+    return f"{count(len(verdicts), 'node')}: {counts}; nearest {best.node}: {in_words(best)}"
 
 
-def nearest(nodes: Sequence[NodeRefusal]) -> NodeRefusal:
+def nearest(verdicts: Sequence[Verdict]) -> Verdict:
     """The node that passed most rules, and of those the one that is short of least."""
-    return min(nodes, key=lambda refused: (-_ORDER[refused.rule], refused.short, refused.node))
+    return min(verdicts, key=closeness)
+
+
+def rank(rule: Rule) -> int:
+    """The place of a rule in the order in which they are measured."""
+    return _ORDER[rule]
+
+
+def closeness(verdict: Verdict) -> tuple[int, int, str]:
+    """Smaller is nearer to a fit."""
+    return -_ORDER[verdict.rule], verdict.short, verdict.node

@@ -1,0 +1,138 @@
+"""The nodes that can take a rank of a profile, best first, kept up to date while replicas are placed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from llmgw.cluster.capacity import Capacity
+from llmgw.cluster.fitness import Needs, failed_rule
+
+
+class Pool(NamedTuple):
+    """Nodes among which the ranks of a replica can reach one another, and start in the same way."""
+
+    fabric: str
+    subnets: tuple[str, ...] = ()
+    version: str = ""
+    mode: str = ""
+
+
+ANYWHERE = Pool("")
+"""For replicas on a single node."""
+
+_Key = tuple[bool, int, int, int, int, int, str]
+_Score = tuple[int, int, int, int, int, int, tuple[str, ...], Pool]
+
+
+class Ranking:
+    """For one kind of needs, and the nodes that hold one set of weights.
+
+    The key of a node, smaller is better: it lacks the weights; NVLink groups that the GPUs lie in; GPUs that are
+    stranded by it; shards of the same model; free GPUs; less free memory; its name. Of several nodes each counts, in
+    the same order, and then the fabric's name.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        needs: Needs,
+        pools: Mapping[str, tuple[Pool, ...]],
+        holders: frozenset[str],
+        stranded: Callable[[int], int],
+    ) -> None:
+        self._capacity = capacity
+        self._needs = needs
+        self._pools = pools
+        """Of the nodes that pass the rules which placing something does not change."""
+        self._holders = holders
+        self._stranded = stranded
+        self._spread: Mapping[str, int] = {}
+        self._keys: dict[str, _Key] = {}
+        self._order: dict[Pool, list[_Key]] = {}
+        self._scores: dict[Pool, _Score] = {}
+        self._seen = len(capacity.changed)
+        for node_id, of_node in pools.items():
+            key = self._key(node_id)
+            if key is not None:
+                self._keys[node_id] = key
+                for pool in of_node:
+                    self._order.setdefault(pool, []).append(key)
+        for order in self._order.values():
+            order.sort()
+        self._stale = set(self._order)
+
+    def of_model(self, model: str) -> Ranking:
+        """The same, counting the shards of a model that are there already."""
+        self._catch_up()
+        twin = object.__new__(Ranking)
+        twin.__dict__.update(self.__dict__)
+        twin._keys = dict(self._keys)
+        twin._order = {pool: list(order) for pool, order in self._order.items()}
+        twin._scores, twin._stale = dict(self._scores), set(self._stale)
+        twin._spread = self._capacity.spread(model)
+        for node_id in twin._spread:
+            twin._rekey(node_id)
+        return twin
+
+    def best(self) -> tuple[Pool, tuple[str, ...]] | None:
+        """The nodes for a replica, in the order of their ids, and what joins them; None where there are too few."""
+        self._catch_up()
+        if self._needs.nodes == 1:
+            order = self._order.get(ANYWHERE)
+            return (ANYWHERE, (order[0][-1],)) if order else None
+        for pool in self._stale:
+            self._score(pool)
+        self._stale.clear()
+        if not self._scores:
+            return None
+        best = min(self._scores.values())
+        return best[-1], best[-2]
+
+    def _catch_up(self) -> None:
+        changed = self._capacity.changed
+        if self._seen < len(changed):
+            for node_id in dict.fromkeys(changed[self._seen :]):
+                self._rekey(node_id)
+            self._seen = len(changed)
+
+    def _rekey(self, node_id: str) -> None:
+        old, new = self._keys.get(node_id), self._key(node_id)
+        if old == new:
+            return
+        for pool in self._pools.get(node_id, ()):
+            order = self._order.setdefault(pool, [])
+            if old is not None:
+                del order[bisect_left(order, old)]
+            if new is not None:
+                insort(order, new)
+            self._stale.add(pool)
+        if new is None:
+            del self._keys[node_id]
+        else:
+            self._keys[node_id] = new
+
+    def _key(self, node_id: str) -> _Key | None:
+        needs, room = self._needs, self._capacity.rooms[node_id]
+        if node_id not in self._pools or failed_rule(room, needs) is not None:
+            return None
+        return (
+            node_id not in self._holders,
+            room.islands(needs.gpus, needs.together),
+            self._stranded(len(room.free)),
+            self._spread.get(node_id, 0),
+            len(room.free),
+            -room.memory_free_bytes,
+            node_id,
+        )
+
+    def _score(self, pool: Pool) -> None:
+        chosen = self._order[pool][: self._needs.nodes]
+        if len(chosen) < self._needs.nodes:
+            self._scores.pop(pool, None)
+            return
+        lacking, groups, stranded, same, free, memory, names = zip(*chosen, strict=True)
+        nodes = tuple(sorted(names))
+        sums = sum(lacking), sum(groups), sum(stranded), sum(same), sum(free), sum(memory)
+        self._scores[pool] = (*sums, nodes, pool)
