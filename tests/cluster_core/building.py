@@ -164,8 +164,16 @@ def ready(state: Cluster, now: Instant = NOW) -> Cluster:
 
 
 def only(state: Cluster, model: str = "m") -> Replica:
-    """The one replica of the model that is not stopping."""
+    """The one replica of the model that neither leaves nor was lost with its nodes."""
     (replica,) = (
-        found for found in state.replicas.values() if found.model == model and found.state is not ReplicaState.STOPPING
+        found
+        for found in state.replicas.values()
+        if found.model == model and not found.lost and found.state not in (ReplicaState.DRAINING, ReplicaState.STOPPING)
     )
+    return replica
+
+
+def lost_one(state: Cluster, model: str = "m") -> Replica:
+    """The one replica of the model that was lost with its nodes."""
+    (replica,) = (found for found in state.replicas.values() if found.model == model and found.lost)
     return replica

@@ -9,7 +9,9 @@ from llmgw.cluster.explain import why
 from llmgw.cluster.lifecycle import RUNNING, STORY_LINES, away
 from llmgw.cluster.model import PORT_BLOCK, Cluster, NodeState, Replica, ReplicaState, ShardState
 from llmgw.cluster.reconcile import desired, routes
-from llmgw.cluster.scaling import wanted
+from llmgw.cluster.scaling import standing, wanted
+
+LEAVING = (ReplicaState.DRAINING, ReplicaState.STOPPING)
 
 
 def violations(cluster: Cluster) -> list[str]:
@@ -88,16 +90,20 @@ def _gpu_counts(cluster: Cluster) -> list[str]:
 
 
 def _too_many(cluster: Cluster) -> list[str]:
-    """6. No more than wanted; and no fewer, since those that can't be placed are there too."""
-    standing = Counter(
-        replica.model for replica in cluster.replicas.values() if replica.state is not ReplicaState.STOPPING
-    )
-    models = standing.keys() | {spec.name for spec in cluster.catalog.models}
-    return [
-        f"6: {model} has {standing[model]} replicas, {wanted(cluster, model)} wanted"
-        for model in sorted(models)
-        if standing[model] != wanted(cluster, model)
-    ]
+    """6. As many as wanted, those that can't be placed among them; beside each at most one that is to replace it."""
+    found = []
+    models = {replica.model for replica in cluster.replicas.values()} | {spec.name for spec in cluster.catalog.models}
+    for model in sorted(models):
+        own = standing(cluster, model)
+        if len(own) != wanted(cluster, model):
+            found.append(f"6: {model} has {len(own)} replicas, {wanted(cluster, model)} wanted")
+        beside = Counter(
+            replica.replaces
+            for replica in cluster.replicas.values()
+            if replica.model == model and not replica.lost and replica.state not in LEAVING and replica not in own
+        )
+        found += [f"6: {old} has {times} replacements" for old, times in beside.items() if times > 1]
+    return found
 
 
 def _unexplained(cluster: Cluster) -> list[str]:
@@ -125,7 +131,7 @@ def _of_replica(replica: Replica) -> list[str]:
         found.append(f"{name} is {state} without a place")
     if state is ReplicaState.UNPLACED and bool(replica.placements) is not replica.lost:
         found.append(f"{name} is unplaced with placements {replica.placements}, lost={replica.lost}")
-    if (replica.endpoint is not None) is not (state in (ReplicaState.READY, ReplicaState.DRAINING)):
+    if (replica.endpoint is not None) is not (state is ReplicaState.READY) and state is not ReplicaState.DRAINING:
         found.append(f"{name} is {state} with endpoint {replica.endpoint}")
     if replica.lost and state not in (ReplicaState.FAILED, ReplicaState.UNPLACED, ReplicaState.STOPPING):
         found.append(f"{name} is {state} and lost")

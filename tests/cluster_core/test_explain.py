@@ -73,9 +73,11 @@ def test_a_ready_replica_tells_what_is_wrong_with_its_node() -> None:
 
 def test_what_a_lost_node_may_bring_back_is_said() -> None:
     state = settled(ready(cluster([node("n1")], [model()])), later(31))
-    assert why(state, "m").replicas[0].why == (
-        "n1: lost since 2023-11-14 22:13:51 UTC: silent for 31 s; "
-        "generation 1 is taken up again if its node returns with it"
+    words = {line.state: line.why for line in why(state, "m").replicas}
+    assert words[ReplicaState.UNPLACED] == "n1: lost since 2023-11-14 22:13:51 UTC: silent for 31 s"
+    assert words[ReplicaState.FAILED] == (
+        "node n1 lost: silent for 31 s; "
+        "generation 1 is taken up again if its node returns with it while it is still missed"
     )
 
 

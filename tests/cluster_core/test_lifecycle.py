@@ -9,6 +9,7 @@ import pytest
 from llmgw.cluster.lifecycle import NODE_CHANGES, REPLICA_CHANGES, SHARD_CHANGES, STORY_LINES, backoff_s, moved, told
 from llmgw.cluster.model import (
     Cluster,
+    Drain,
     Instant,
     NodeState,
     Replica,
@@ -17,7 +18,7 @@ from llmgw.cluster.model import (
 )
 from llmgw.cluster.reconcile import apply, next_wake_s, reconcile
 
-from .building import NOW, cluster, later, model, node, only, ready, reported, settled, with_node
+from .building import NOW, cluster, later, model, node, observed, only, ready, reported, settled, with_node
 
 
 def state_of(state: Cluster, name: str = "n1") -> tuple[NodeState, str]:
@@ -114,11 +115,36 @@ def test_a_revoked_node_is_not_judged() -> None:
     assert reconcile(cluster([node("n1", state=NodeState.REVOKED)]), later(1000)) == ()
 
 
-@pytest.mark.parametrize("draining", [NodeState.DRAINING, NodeState.DRAINED])
-def test_a_draining_node_stays_so_until_it_is_lost(draining: NodeState) -> None:
-    state = cluster([node("n1", state=draining)])
+def drained(*names: str) -> dict[str, Drain]:
+    return {name: Drain(node=name, since=NOW.wall_s) for name in names}
+
+
+def test_a_node_to_be_emptied_is_draining_and_then_drained_until_that_is_taken_back() -> None:
+    state = replace(ready(cluster([node("n1")], [model()])), drains=drained("n1"))
+    assert state_of(settled(state))[0] is NodeState.DRAINING
+    empty = replace(cluster([node("n1")]), drains=drained("n1"))
+    state = settled(empty)
+    assert state_of(state) == (NodeState.DRAINED, "nothing is placed on it, and nothing runs there")
+    runs = settled(with_node(state, "n1", shards=(observed("x-aaaaa/0", 1, ShardState.LOADING),)))
+    assert state_of(runs) == (NodeState.DRAINING, "something runs on it again")
+    assert state_of(settled(replace(state, drains={})))[0] is NodeState.READY
+    assert state_of(settled(replace(with_node(state, "n1", probed=False), drains={})))[0] is NodeState.JOINING
+
+
+def test_a_node_to_be_emptied_is_lost_while_it_is_lost_and_to_be_emptied_again_when_it_returns() -> None:
+    """Taken down for maintenance and switched off: shown lost, not running, and not forgotten to be drained."""
+    state = settled(replace(cluster([node("n1")]), drains=drained("n1")))
     assert reconcile(state, later(20)) == ()
-    assert state_of(settled(state, later(30)))[0] is NodeState.LOST
+    state = settled(with_node(state, "n1", session=None), later(31))
+    assert state_of(state) == (NodeState.LOST, "silent for 31 s")
+    state = settled(with_node(state, "n1", session=2, heard_at_s=1040.0), later(40))
+    assert state_of(state)[0] is NodeState.DRAINED
+
+
+def test_a_control_plane_that_has_just_started_knows_nothing_of_what_runs_on_a_drained_node() -> None:
+    state = replace(cluster([node("n1", state=NodeState.DRAINING)]), drains=drained("n1"), grace_until_s=1030.0)
+    state = with_node(state, "n1", session=None, heard_at_s=0.0)
+    assert state_of(settled(state, later(5)))[0] is NodeState.DRAINING
 
 
 def test_next_wake_is_the_first_time_at_which_something_happens() -> None:

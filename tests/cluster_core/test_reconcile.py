@@ -22,7 +22,6 @@ from llmgw.cluster.naming import replica_id, replica_key
 from llmgw.cluster.reconcile import apply, desired, reconcile, routes
 
 from .building import (
-    GIB,
     NOW,
     cluster,
     gpu,
@@ -279,89 +278,6 @@ def test_other_failures_keep_the_block() -> None:
     assert only(state).placements[0].port == 20000
 
 
-# -- losing nodes, and their return
-
-
-def lost(state: Cluster, name: str = "n1") -> Cluster:
-    now = later(31)
-    return settled(heard(with_node(state, name, session=None, heard_at_s=1000.0), now), now)
-
-
-def two_nodes() -> Cluster:
-    return ready(cluster([node("n1", memory_gib=32), node("n2")], [model()]))
-
-
-def test_a_lost_nodes_replica_is_placed_elsewhere_at_once() -> None:
-    state = lost(two_nodes())
-    replica = only(state)
-    assert (replica.state, replica.placements[0].node, replica.generation) == (ReplicaState.PLACING, "n2", 2)
-    assert [line.why for line in replica.story[-2:]] == [
-        "node n1 lost: silent for 31 s",
-        "on n2: waits for its agent to take it up",
-    ]
-    assert (replica.restarts, replica.failures) == (1, 0)
-    assert desired(state, "n1") == ()
-
-
-def test_a_suspect_nodes_replica_stays_where_it_is_and_is_not_preferred() -> None:
-    state = settled(with_node(two_nodes(), "n1", session=None), later(1))
-    (endpoint,) = routes(state)[0].endpoints
-    assert (endpoint.preferred, only(state).state) == (False, ReplicaState.READY)
-
-
-def test_with_no_other_place_it_says_so_and_is_taken_up_again_when_the_node_returns() -> None:
-    before = one()
-    state = lost(before)
-    assert only(state).state is ReplicaState.UNPLACED
-    assert only(state).why == "n1: lost since 2023-11-14 22:13:51 UTC: silent for 31 s"
-    assert routes(state)[0].endpoints == ()
-    back = with_node(state, "n1", session=2, heard_at_s=1040.0)
-    assert len(desired(back, "n1")) == 1, "it must not be stopped before it is decided"
-    words = dict(notes(back, later(40)))
-    assert words["replica.adopted"].endswith("is taken up again: n1 is back and still runs generation 1")
-    state = settled(back, later(40))
-    assert (only(state).state, only(state).generation, only(state).restarts) == (ReplicaState.READY, 1, 0)
-    assert routes(state) == routes(before)
-
-
-def test_a_node_that_returns_without_it_gets_a_new_generation() -> None:
-    state = settled(with_node(lost(one()), "n1", session=2, heard_at_s=1040.0, shards=()), later(40))
-    assert (only(state).state, only(state).generation, only(state).restarts) == (ReplicaState.PLACING, 2, 1)
-
-
-def test_a_node_that_returns_with_a_replaced_generation_is_asked_to_stop_it_and_takes_nothing_before() -> None:
-    state = lost(two_nodes())
-    state = settled(with_node(state, "n1", session=2, heard_at_s=1040.0), later(40))
-    assert desired(state, "n1") == ()
-    state = settled(replace(state, scale={"m": 2}), later(41))
-    (second,) = (replica for replica in state.replicas.values() if replica.number == 2)
-    assert second.placements[0].node == "n2"
-    full = model("big", profile(memory_bytes=20 * GIB))
-    state = settled(with_catalog(state, *state.catalog.models, full), later(42))
-    assert only(state, "big").why == (
-        "2 nodes: 1 still stopping an old shard, 1 short of memory; nearest n2: 15.5 GiB of memory free, 20 GiB needed"
-    )
-    state = settled(with_node(state, "n1", shards=()), later(43))
-    assert only(state, "big").placements[0].node == "n1"
-
-
-def test_a_failed_replica_on_a_lost_node_is_placed_elsewhere() -> None:
-    assert only(lost(failed(two_nodes()))).placements[0].node == "n2"
-
-
-def test_a_node_that_is_removed_takes_its_replicas_with_it() -> None:
-    state = two_nodes()
-    state = settled(replace(state, nodes={"n2": state.nodes["n2"]}))
-    assert only(state).placements[0].node == "n2"
-    assert "node n1 has been removed" in [line.why for line in only(state).story]
-
-
-def test_a_revoked_node_runs_nothing() -> None:
-    state = settled(with_node(two_nodes(), "n1", state=NodeState.REVOKED, session=None))
-    assert desired(state, "n1") == ()
-    assert only(state).placements[0].node == "n2"
-
-
 # -- the control plane's own restarts
 
 
@@ -420,10 +336,8 @@ def test_an_id_that_a_node_still_reports_is_never_given_again() -> None:
 def test_a_generation_that_a_node_still_reports_is_never_given_again() -> None:
     state = ready(cluster([node("n1", memory_gib=32), node("n2")], [model()]))
     ahead = replace(shard_of(state), generation=5)
-    state = with_node(state, "n2", shards=(ahead,))
-    state = lost(state)
-    assert only(state).state is ReplicaState.UNPLACED
-    state = settled(with_node(state, "n1", session=2, heard_at_s=1032.0, shards=()), later(32))
+    state = with_node(with_node(failed(state), "n1", shards=()), "n2", shards=(ahead,))
+    state = settled(settled(state), later(1))
     assert only(state).generation == 6
 
 
@@ -467,13 +381,6 @@ def test_what_stops_leaves_the_routes_at_once_and_is_removed_when_its_node_says_
     gone = with_node(state, "n1", shards=())
     assert RemoveReplica(replica.id) in reconcile(gone, NOW)
     assert routes(settled(gone))[0].why_none == "m is scaled to 0 replicas"
-
-
-def test_what_stops_on_a_lost_node_is_removed_and_stopped_when_that_returns() -> None:
-    state = settled(replace(one(), scale={"m": 0}))
-    state = lost(state)
-    assert state.replicas == {}
-    assert desired(with_node(state, "n1", session=2), "n1") == ()
 
 
 def test_what_stops_on_a_node_that_is_away_for_a_moment_is_kept_until_it_is_known() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import ENDED, RUNNING, observed
+from llmgw.cluster.lifecycle import EMPTIED, ENDED, RUNNING, observed
 from llmgw.cluster.model import (
     Cluster,
     DesiredShard,
@@ -16,6 +16,7 @@ from llmgw.cluster.model import (
     Replica,
     ReplicaState,
     Route,
+    ShardPeer,
     ShardState,
 )
 from llmgw.cluster.naming import replica_key
@@ -57,8 +58,9 @@ def _desired(cluster: Cluster, node_id: str, here: list[tuple[Replica, int]]) ->
 def _should_run(node: Node, replica: Replica, rank: int) -> bool:
     shard = observed(node, replica, rank)
     if replica.state in RUNNING:
-        # What the node has not taken up yet is not asked of it before it has said which engines it has.
-        return shard is not None or node.probed
+        # What the node has not taken up yet is not asked of it before it has said which engines it has, nor any more
+        # once it is to be emptied.
+        return shard is not None or (node.probed and node.state not in EMPTIED)
     # A lost node that has just come back keeps what it still runs, until it is known whether that is taken up again.
     return replica.lost and shard is not None and shard.state not in ENDED and shard.state is not ShardState.STOPPING
 
@@ -66,6 +68,7 @@ def _should_run(node: Node, replica: Replica, rank: int) -> bool:
 def _desired_shard(cluster: Cluster, replica: Replica, rank: int) -> DesiredShard:
     assert replica.spec is not None
     assert replica.profile is not None
+    together = len(replica.placements) > 1
     return DesiredShard(
         id=replica.shard_id(rank),
         generation=replica.generation,
@@ -77,6 +80,25 @@ def _desired_shard(cluster: Cluster, replica: Replica, rank: int) -> DesiredShar
         profile=replica.profile,
         placement=replica.placements[rank],
         api_key=replica_key(cluster.secret, replica.id),
+        fabric=replica.fabric,
+        dist_init=replica.dist_init,
+        peers=_peers(cluster, replica) if together else (),
+        go=not together or replica.state in _TOLD_TO_START,
+    )
+
+
+_TOLD_TO_START = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)
+
+
+def _peers(cluster: Cluster, replica: Replica) -> tuple[ShardPeer, ...]:
+    nodes = [cluster.nodes.get(placement.node) for placement in replica.placements]
+    return tuple(
+        ShardPeer(
+            node=placement.node,
+            address=placement.address,
+            fabrics=tuple(fabric.name for fabric in node.inventory.fabrics) if node and node.inventory else (),
+        )
+        for placement, node in zip(replica.placements, nodes, strict=True)
     )
 
 
@@ -87,8 +109,9 @@ def routes(cluster: Cluster) -> tuple[Route, ...]:
     taken = set(specs) | {alias for spec in specs.values() for alias in spec.aliases}
     result = []
     for model in sorted(specs.keys() | replicas.keys()):
-        routable = [replica for replica in replicas.get(model, ()) if _routable(replica)]
-        if model in specs or routable:
+        routable = [replica for replica in replicas.get(model, ()) if _routable(cluster, replica)]
+        leaving = any(replica.state is ReplicaState.DRAINING for replica in replicas.get(model, ()))
+        if model in specs or routable or leaving:
             result.append(_route(cluster, model, specs.get(model), routable, replicas.get(model, ()), taken))
     return tuple(result)
 
@@ -106,7 +129,8 @@ def _route(
         aliases = tuple(alias for alias in spec.aliases if all(_answers_to(replica, alias) for replica in routable))
         task = spec.task
     else:
-        running = routable[0].spec
+        last = routable or [replica for replica in replicas if replica.state is ReplicaState.DRAINING]
+        running = last[0].spec
         assert running is not None
         aliases, task = tuple(alias for alias in running.aliases if alias not in taken), running.task
     why = "" if endpoints else _why_none(cluster, model, replicas)
@@ -114,8 +138,27 @@ def _route(
     return Route(model=model, aliases=aliases, task=task, endpoints=endpoints, why_none=why, draining=draining)
 
 
-def _routable(replica: Replica) -> bool:
-    return replica.state is ReplicaState.READY and replica.endpoint is not None
+def _routable(cluster: Cluster, replica: Replica) -> bool:
+    if replica.state is not ReplicaState.READY or replica.endpoint is None:
+        return False
+    # One on several nodes is not trusted to be whole because it once was: after a restart of this control plane, all
+    # of its nodes must have spoken first.
+    return len(replica.placements) == 1 or not _unheard(cluster, replica)
+
+
+def unconfirmed(cluster: Cluster) -> tuple[str, ...]:
+    """Ids of replicas that were ready when this control plane started, and are in no table before all of their nodes
+    have been heard. A first table that waits for them takes nothing from gateways that still serve by an older one."""
+    return tuple(
+        replica.id
+        for _, replica in sorted(cluster.replicas.items())
+        if replica.state is ReplicaState.READY and len(replica.placements) > 1 and _unheard(cluster, replica)
+    )
+
+
+def _unheard(cluster: Cluster, replica: Replica) -> bool:
+    nodes = [cluster.nodes.get(placement.node) for placement in replica.placements]
+    return any(node is None or node.heard_at_s <= 0.0 for node in nodes)
 
 
 def _answers_to(replica: Replica, alias: str) -> bool:
@@ -130,9 +173,13 @@ def _endpoint(cluster: Cluster, replica: Replica) -> Endpoint:
         generation=replica.generation,
         url=f"http://{replica.endpoint}",
         api_key=replica_key(cluster.secret, replica.id),
-        preferred=all(node is not None and node.state is not NodeState.SUSPECT for node in nodes),
+        preferred=not any(node is None or _is_suspect(node) for node in nodes),
         max_concurrency=replica.profile.max_concurrency if replica.profile is not None else None,
     )
+
+
+def _is_suspect(node: Node) -> bool:
+    return node.state is NodeState.SUSPECT or (node.state in EMPTIED and node.session is None and node.heard_at_s > 0.0)
 
 
 def _why_none(cluster: Cluster, model: str, replicas: Iterable[Replica]) -> str:

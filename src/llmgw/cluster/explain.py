@@ -125,15 +125,16 @@ def _who_wants(cluster: Cluster, name: str) -> str:
 def why_replica(cluster: Cluster, replica: Replica) -> str:
     """What a replica is doing or lacks, what is the matter with its nodes, and what happens next."""
     words = replica.why or replica.state.value
-    if replica.state is ReplicaState.FAILED:
+    if replica.lost:
+        nodes = "node returns" if len(replica.placements) == 1 else "nodes return"
+        words += f"; generation {replica.generation} is taken up again if its {nodes} with it while it is still missed"
+    elif replica.state is ReplicaState.FAILED:
         words += "".join(f"; {note}" for note in _before_next(cluster, replica))
     elif replica.state is ReplicaState.STOPPING:
         waits = _still_there(cluster, replica)
         words += f"; waits until {waits} has stopped it" if waits else ""
     elif replica.state in RUNNING:
         words += "".join(f"; {note}" for note in _about_nodes(cluster, replica))
-    elif replica.lost:
-        words += f"; generation {replica.generation} is taken up again if its node returns with it"
     return words
 
 

@@ -16,6 +16,7 @@ from llmgw.cluster.model import (
     ShardState,
     StoryLine,
 )
+from llmgw.cluster.step import Step
 
 STORY_LINES = 200
 BACKOFF_FIRST_S = 1.0
@@ -25,16 +26,17 @@ FORGIVEN_AFTER_S = 600.0
 
 _R = ReplicaState
 REPLICA_CHANGES: Mapping[ReplicaState, frozenset[ReplicaState]] = {
-    _R.UNPLACED: frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.STOPPING}),
+    _R.UNPLACED: frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING}),
     _R.PLACING: frozenset({_R.PREPARING, _R.STARTING, _R.READY, _R.STOPPING, _R.FAILED}),
     _R.PREPARING: frozenset({_R.PLACING, _R.STARTING, _R.READY, _R.STOPPING, _R.FAILED}),
     _R.STARTING: frozenset({_R.PLACING, _R.PREPARING, _R.READY, _R.STOPPING, _R.FAILED}),
     _R.READY: frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.DRAINING, _R.STOPPING, _R.FAILED}),
-    _R.DRAINING: frozenset({_R.READY, _R.STOPPING, _R.FAILED}),
+    _R.DRAINING: frozenset({_R.STOPPING}),
     _R.STOPPING: frozenset(),
-    _R.FAILED: frozenset({_R.UNPLACED, _R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.STOPPING}),
+    _R.FAILED: frozenset({_R.UNPLACED, _R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING}),
 }
-"""From UNPLACED or FAILED straight to a running state: its lost node came back with the generation still running."""
+"""From UNPLACED or FAILED straight to a running state: its lost nodes came back with the generation still running;
+to DRAINING: they did, and others serve in its place already."""
 
 _S = ShardState
 SHARD_CHANGES: Mapping[ShardState, frozenset[ShardState]] = {
@@ -51,20 +53,23 @@ SHARD_CHANGES: Mapping[ShardState, frozenset[ShardState]] = {
 
 _N = NodeState
 NODE_CHANGES: Mapping[NodeState, frozenset[NodeState]] = {
-    _N.JOINING: frozenset({_N.READY, _N.SUSPECT, _N.LOST, _N.REVOKED}),
+    _N.JOINING: frozenset({_N.READY, _N.SUSPECT, _N.LOST, _N.DRAINING, _N.REVOKED}),
     _N.READY: frozenset({_N.JOINING, _N.SUSPECT, _N.LOST, _N.DRAINING, _N.REVOKED}),
     _N.SUSPECT: frozenset({_N.JOINING, _N.READY, _N.LOST, _N.DRAINING, _N.REVOKED}),
-    _N.LOST: frozenset({_N.JOINING, _N.READY, _N.REVOKED}),
-    _N.DRAINING: frozenset({_N.READY, _N.DRAINED, _N.LOST, _N.REVOKED}),
-    _N.DRAINED: frozenset({_N.READY, _N.LOST, _N.REVOKED}),
+    _N.LOST: frozenset({_N.JOINING, _N.READY, _N.DRAINING, _N.REVOKED}),
+    _N.DRAINING: frozenset({_N.JOINING, _N.READY, _N.SUSPECT, _N.DRAINED, _N.LOST, _N.REVOKED}),
+    _N.DRAINED: frozenset({_N.JOINING, _N.READY, _N.SUSPECT, _N.DRAINING, _N.LOST, _N.REVOKED}),
     _N.REVOKED: frozenset(),
 }
 
 RUNNING = frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING})
 """States in which a replica's generation is meant to run."""
 ENDED = frozenset({_S.STOPPED, _S.FAILED})
+STARTED = frozenset({_S.STARTING, _S.LOADING, _S.READY})
 AWAY = frozenset({_N.LOST, _N.REVOKED})
 """Nodes on which nothing is counted as running any more."""
+EMPTIED = frozenset({_N.DRAINING, _N.DRAINED})
+"""Nodes on which nothing new starts, because they are to be emptied."""
 
 
 def moved(replica: Replica, state: ReplicaState, why: str, now: Instant) -> Replica:
@@ -97,40 +102,71 @@ def lost_at_s(cluster: Cluster, node: Node) -> float:
 
 
 def judged(cluster: Cluster, node: Node, now: Instant) -> Node:
-    """The node in the state that its silence, its session and what it has reported put it in now."""
+    """The node in the state that its silence, its session, drains, and what it has reported put it in now."""
     state, why = _verdict(cluster, node, now)
     if state is node.state:
         return node
+    return put_in(node, state, why, now)
+
+
+def put_in(node: Node, state: NodeState, why: str, now: Instant) -> Node:
+    """The node in another state."""
     assert state in NODE_CHANGES[node.state], f"{node.id} can't go from {node.state} to {state}"
     return replace(node, state=state, since=now.wall_s, why=why)
+
+
+def is_heard(cluster: Cluster, node: Node, now: Instant) -> bool:
+    """True where the node is connected, and has spoken lately."""
+    return node.session is not None and now.monotonic_s < suspect_at_s(cluster, node)
+
+
+def is_silent(cluster: Cluster, node: Node, now: Instant) -> bool:
+    """True where the node's silence speaks against it. Of one that this control plane has not heard since it started,
+    only once the grace period is over."""
+    if is_heard(cluster, node, now):
+        return False
+    return node.state is NodeState.LOST or node.heard_at_s > 0.0 or now.monotonic_s >= lost_at_s(cluster, node)
+
+
+def is_overdue(cluster: Cluster, node: Node, now: Instant) -> bool:
+    """True where the node has been silent for so long that it is to be judged lost."""
+    return not is_heard(cluster, node, now) and now.monotonic_s >= lost_at_s(cluster, node)
 
 
 def _verdict(cluster: Cluster, node: Node, now: Instant) -> tuple[NodeState, str]:
     if node.state is NodeState.REVOKED:
         return node.state, node.why
-    if node.session is not None and now.monotonic_s < suspect_at_s(cluster, node):
-        return _of_a_live_node(node)
+    if is_heard(cluster, node, now):
+        return _of_a_live_node(cluster, node)
     if node.state is NodeState.LOST:
         return node.state, node.why
-    if now.monotonic_s >= lost_at_s(cluster, node):
+    braked = cluster.brake is not None and not cluster.brake.released
+    if is_overdue(cluster, node, now) and not braked:
         return NodeState.LOST, _silence(node, now)
-    if node.state in (NodeState.DRAINING, NodeState.DRAINED):
-        return node.state, node.why
-    if node.heard_at_s <= 0.0:
+    if node.id in cluster.drains:
+        return _emptied(node)
+    if node.heard_at_s <= 0.0 and not is_overdue(cluster, node, now):
         # This control plane has just started: it knows nothing against the node yet.
-        return node.state, node.why
+        return (NodeState.SUSPECT, _silence(node, now)) if node.state in EMPTIED else (node.state, node.why)
     return NodeState.SUSPECT, "its stream is closed" if node.session is None else _silence(node, now)
 
 
-def _of_a_live_node(node: Node) -> tuple[NodeState, str]:
-    if node.state in (NodeState.DRAINING, NodeState.DRAINED):
-        return node.state, node.why
+def _of_a_live_node(cluster: Cluster, node: Node) -> tuple[NodeState, str]:
     if node.state is NodeState.LOST and not node.caught_up:
         # Heard again on the stream it had. What was asked of it before it was given up may be starting unreported.
         return node.state, node.why
+    if node.id in cluster.drains:
+        return _emptied(node)
     if node.probed:
         return NodeState.READY, "connected, and has said which engines it has"
     return NodeState.JOINING, "has not said yet which engines it has"
+
+
+def _emptied(node: Node) -> tuple[NodeState, str]:
+    """A node that is to be emptied: draining until nothing is placed on it or runs there."""
+    if node.state in EMPTIED:
+        return node.state, node.why
+    return NodeState.DRAINING, "its replicas move away, and nothing new is placed on it"
 
 
 def _silence(node: Node, now: Instant) -> str:
@@ -142,6 +178,11 @@ def _silence(node: Node, now: Instant) -> str:
 def away(node: Node | None) -> bool:
     """True where what the node ran no longer counts: it is lost, revoked, or not known at all."""
     return node is None or node.state in AWAY
+
+
+def is_live(node: Node | None) -> bool:
+    """True where the node is connected, and nothing speaks against it."""
+    return node is not None and node.session is not None and node.state not in AWAY | {NodeState.SUSPECT}
 
 
 def observed(node: Node, replica: Replica, rank: int) -> ObservedShard | None:
@@ -166,3 +207,48 @@ def gone(nodes: Mapping[str, Node], replica: Replica, rank: int) -> bool:
 def all_gone(nodes: Mapping[str, Node], replica: Replica) -> bool:
     """True once the replica's last generation has ended as a whole."""
     return all(gone(nodes, replica, rank) for rank in range(len(replica.placements)))
+
+
+def start_draining(step: Step, replica: Replica, why: str) -> None:
+    """Have the replica leave: a ready one lets its requests in flight finish first, any other stops at once."""
+    if replica.state is not ReplicaState.READY:
+        stop(step, replica, why)
+        return
+    drain(step, replica, why)
+
+
+def drain(step: Step, replica: Replica, why: str) -> None:
+    """Have the replica leave the routes, and stop once no gateway sends it anything any more."""
+    limit_s = in_flight_limit_s(step, replica)
+    draining = moved(replica, ReplicaState.DRAINING, why, step.now)
+    step.put(replace(draining, lost=False, retry_at=None, drained_by_s=step.now.monotonic_s + limit_s))
+    words = f"{replica.id} of {replica.model} leaves the routes and finishes its requests: {why}"
+    step.note("replica.draining", replica.id, words)
+
+
+def in_flight_limit_s(step: Step, replica: Replica) -> float:
+    """Seconds that requests in flight may take: as a drain of one of its nodes says, else as the cluster does."""
+    asked = (step.drains.get(placement.node) for placement in replica.placements)
+    stated = [drain.in_flight_s for drain in asked if drain is not None and drain.in_flight_s is not None]
+    return min(stated, default=step.cluster.in_flight_s)
+
+
+def stop(step: Step, replica: Replica, why: str) -> None:
+    """Have the replica stop as it is, whatever it is doing. It is forgotten once nothing of it can be running."""
+    stopping = replace(
+        moved(replica, ReplicaState.STOPPING, why, step.now),
+        endpoint=None,
+        retry_at=None,
+        lost=False,
+        drained_by_s=0.0,
+    )
+    step.put(stopping)
+    step.note("replica.stopping", replica.id, f"{replica.id} of {replica.model} stops: {why}")
+    finish_stopping(step, stopping)
+
+
+def finish_stopping(step: Step, replica: Replica) -> None:
+    """Forget a stopping replica once nothing of it can be running any more."""
+    if all_gone(step.nodes, replica):
+        del step.replicas[replica.id]
+        step.note("replica.removed", replica.id, f"{replica.id} of {replica.model} has stopped: {replica.why}")

@@ -334,11 +334,16 @@ class Replica:
     """Id of the replica that this one takes over from: it counts beside it, not in addition, while that one stands."""
     restart: bool = False
     """An operator asked for it to be replaced by a fresh one."""
+    may_stop_first: bool = False
+    """And allowed it to stop before there is another, where there is no room for both."""
     not_rolled_to: ModelSpec | None = None
     """A changed catalog whose replacement did not become ready: not tried again until it changes once more."""
     drained_by_s: float = 0.0
     """While draining: monotonic time at which requests still in flight are given up. 0: not counted from yet.
     Belongs to this control plane's clock, and is not stored."""
+    whole_by_s: float = 0.0
+    """While lost, and some of its nodes are back: monotonic time until which the others may follow. 0: none is back.
+    Belongs to this control plane's clock; what an earlier one stored is counted anew."""
     story: tuple[StoryLine, ...] = ()
 
     def shard_id(self, rank: int) -> str:
@@ -397,7 +402,8 @@ class Gateway:
     heard_at_s: float
     """Monotonic time of its last word. One that is not connected may send by its last table for a lease longer."""
     may_send: frozenset[str] | None = None
-    """Replicas in the table that it acknowledged last; None: it has not acknowledged one in this session."""
+    """Replicas in the table that it acknowledged last, or in one that was sent to it since; None: it has not
+    acknowledged one in this session."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """By replica id: those with requests in flight, and those that left its table a short while ago."""
 

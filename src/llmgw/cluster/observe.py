@@ -1,20 +1,27 @@
-"""What nodes report, folded into the states of replicas: progress, readiness, failure, loss, and return."""
+"""What nodes report, folded into the states of replicas: progress, readiness, failure, and loss."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llmgw.cluster.lifecycle import (
+    AWAY,
+    EMPTIED,
     ENDED,
     FORGIVEN_AFTER_S,
     RUNNING,
+    STARTED,
     all_gone,
     away,
     backoff_s,
+    finish_stopping,
+    in_flight_limit_s,
+    is_live,
     moved,
     observed,
-    told,
+    stop,
 )
 from llmgw.cluster.model import Exit, Node, ObservedShard, Replica, ReplicaState, ShardState
 from llmgw.cluster.step import Step
@@ -39,50 +46,95 @@ def fold(step: Step, replica: Replica) -> None:
         return
     if replica.state in RUNNING:
         _fold_running(step, replica)
-    elif replica.lost:
-        _look_for_return(step, replica)
-    replica = step.replicas[replica.id]
+        if replica.id not in step.replicas:
+            return
+        replica = step.replicas[replica.id]
+    # Of a lost one the return is looked for once all others are known.
     if replica.state is ReplicaState.FAILED and not replica.lost:
         _release(step, replica)
     _clamp_retry(step, step.replicas[replica.id])
 
 
-def finish_stopping(step: Step, replica: Replica) -> None:
-    """Forget a stopping replica once nothing of it can be running any more."""
-    if all_gone(step.nodes, replica):
-        del step.replicas[replica.id]
-        step.note("replica.removed", replica.id, f"{replica.id} of {replica.model} has stopped: {replica.why}")
-
-
 def _fold_running(step: Step, replica: Replica) -> None:
     nodes = [step.nodes.get(placement.node) for placement in replica.placements]
+    if _stays_ready(replica, nodes):
+        return
     for placement, node in zip(replica.placements, nodes, strict=True):
         if node is None or away(node):
             _lose(step, replica, placement.node, node)
             return
-    reporting = [node for node in nodes if node is not None and node.session is not None]
-    if len(reporting) < len(nodes):
-        return  # Nothing is known against the replica until all its nodes have reported.
-    shards = [observed(node, replica, rank) for rank, node in enumerate(reporting)]
-    for rank, (node, shard) in enumerate(zip(reporting, shards, strict=True)):
-        if _has_failed(replica, shard):
-            _fail(step, replica, node, rank, shard)
+    reporting = [node if node is not None and node.session is not None else None for node in nodes]
+    shards = [None if node is None else observed(node, replica, rank) for rank, node in enumerate(reporting)]
+    for rank, node in enumerate(reporting):
+        if node is not None and (why := _has_failed(replica, node, rank, shards)):
+            _fail(step, replica, rank, shards[rank], why)
             return
-    _advance(step, replica, reporting, shards)
+    if replica.state is ReplicaState.DRAINING:
+        _count_down(step, replica)
+        return
+    heard = [node for node in reporting if node is not None]
+    if len(heard) == len(nodes):  # Nothing is known for the replica either until all its nodes have reported.
+        _advance(step, replica, heard, shards)
 
 
-def _has_failed(replica: Replica, shard: ObservedShard | None) -> bool:
+def _stays_ready(replica: Replica, nodes: list[Node | None]) -> bool:
+    """The quick answer for most replicas at most times: ready, and all is as it was."""
+    if replica.state is not ReplicaState.READY or replica.failures:
+        return False
+    for rank, node in enumerate(nodes):
+        if node is None or node.session is None or node.state in AWAY or moved_away(replica, node, rank):
+            return False
+        shard = observed(node, replica, rank)
+        if shard is None or shard.state is not ShardState.READY or (rank == 0 and shard.endpoint != replica.endpoint):
+            return False
+    return True
+
+
+def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedShard | None]) -> str:
+    """How that rank ended, as its node has it; empty: it has not."""
+    shard = shards[rank]
     if shard is not None:
-        return shard.state in ENDED
-    if replica.state is ReplicaState.PREPARING:
+        if shard.state in ENDED:
+            return how_it_ended(replica.shard_id(rank), node.id, shard)
+        if moved_away(replica, node, rank):
+            return _moved_words(replica, node, rank)
+        return ""
+    if replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING) and not _started(replica, shards):
         # An agent that was restarted while it fetched weights begins anew: it remembers what it started, not what it
-        # was about to. Of several shards another may have been started, though.
-        return len(replica.placements) > 1
-    return replica.state is not ReplicaState.PLACING
+        # was about to.
+        return _moved_words(replica, node, rank) if moved_away(replica, node, rank) else ""
+    return how_it_ended(replica.shard_id(rank), node.id, None)
+
+
+def moved_away(replica: Replica, node: Node, rank: int) -> bool:
+    """True where the ranks can't find each other any more: the node has another address than when it was placed."""
+    placed = replica.placements[rank].address
+    return (
+        len(replica.placements) > 1
+        and bool(placed)
+        and node.inventory is not None
+        and node.inventory.mgmt_addr != placed
+    )
+
+
+def _moved_words(replica: Replica, node: Node, rank: int) -> str:
+    assert node.inventory is not None
+    placed, now = replica.placements[rank].address, node.inventory.mgmt_addr
+    return (
+        f"the management address of {node.id} changed from {placed} to {now}: the ranks of generation "
+        f"{replica.generation} can't meet there any more"
+    )
+
+
+def _started(replica: Replica, shards: Sequence[ObservedShard | None]) -> bool:
+    """True where the ranks of this generation were told to start; by what runs, where nothing else tells."""
+    if replica.state in (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING):
+        return True
+    return any(shard is not None and shard.state in STARTED for shard in shards)
 
 
 def _advance(step: Step, replica: Replica, nodes: list[Node], shards: list[ObservedShard | None]) -> None:
-    state, why = progress(nodes, shards)
+    state, why = progress(replica, nodes, shards)
     endpoint = shards[0].endpoint if shards[0] is not None and state is ReplicaState.READY else None
     if state is not replica.state:
         changed = moved(replica, state, why, step.now)
@@ -98,19 +150,47 @@ def _advance(step: Step, replica: Replica, nodes: list[Node], shards: list[Obser
     step.put(changed)
 
 
-def progress(nodes: list[Node], shards: list[ObservedShard | None]) -> tuple[ReplicaState, str]:
-    """State of a replica none of whose shards has failed: that of the shard which is furthest behind, in its words."""
+def progress(
+    replica: Replica, nodes: Sequence[Node], shards: Sequence[ObservedShard | None]
+) -> tuple[ReplicaState, str]:
+    """State of a replica none of whose shards has failed: that of the rank which is furthest behind, in its words.
+
+    Ranks of several nodes are started together: none of them before all have said that they are prepared, and from
+    then on the replica is starting, whatever they still say.
+    """
+    ranks = range(len(shards))
     states = [ReplicaState.PLACING if shard is None else _PROGRESS[shard.state] for shard in shards]
-    rank = min(range(len(states)), key=lambda rank: _ORDER.index(states[rank]))
+    if len(shards) > 1 and (_started(replica, shards) or _all_prepared(nodes, shards)):
+        if all(state in (ReplicaState.PLACING, ReplicaState.PREPARING) for state in states):
+            return ReplicaState.STARTING, f"all {len(shards)} ranks are prepared: starting together"
+        states = [max(state, ReplicaState.STARTING, key=_ORDER.index) for state in states]
+    rank = min(ranks, key=lambda rank: (_ORDER.index(states[rank]), _is_prepared(shards[rank])))
     node, shard = nodes[rank], shards[rank]
+    which = f"rank {rank}: " if len(shards) > 1 else ""
     if shard is None:
-        return ReplicaState.PLACING, f"on {node.id}: waits for its agent to take it up"
+        return states[rank], f"{which}on {node.id}: waits for its agent to take it up"
     if states[rank] is not ReplicaState.READY:
-        return states[rank], f"{shard.why or shard.state.value} on {node.id}"
+        return states[rank], f"{which}{shard.why or shard.state.value} on {node.id}"
     first = shards[0]
     if first is None or first.endpoint is None:
         return ReplicaState.STARTING, f"its shard on {nodes[0].id} says that it is ready, but not at which address"
     return ReplicaState.READY, f"ready on {', '.join(node.id for node in nodes)}"
+
+
+def _is_prepared(shard: ObservedShard | None) -> bool:
+    return shard is not None and shard.state is ShardState.PREPARING and shard.prepared
+
+
+def _all_prepared(nodes: Sequence[Node], shards: Sequence[ObservedShard | None]) -> bool:
+    """Nothing new starts on a node that is to be emptied, prepared or not."""
+    return all(map(_is_prepared, shards)) and not any(node.state in EMPTIED for node in nodes)
+
+
+def _count_down(step: Step, replica: Replica) -> None:
+    """The time that requests in flight may take; begun anew by a control plane that has just started."""
+    if not replica.drained_by_s:
+        limit_s = in_flight_limit_s(step, replica)
+        step.put(replace(replica, drained_by_s=step.now.monotonic_s + limit_s))
 
 
 def _lose(step: Step, replica: Replica, node_id: str, node: Node | None) -> None:
@@ -118,13 +198,22 @@ def _lose(step: Step, replica: Replica, node_id: str, node: Node | None) -> None
         why = f"node {node_id} has been removed"
     else:
         why = f"node {node_id} {node.state.value}" + (f": {node.why}" if node.why else "")
+    if replica.state is ReplicaState.DRAINING:
+        stop(step, replica, f"{replica.why}; {why}")
+        return
     lost = replace(moved(replica, ReplicaState.FAILED, why, step.now), endpoint=None, lost=True, retry_at=None)
     step.put(lost)
     step.note("replica.failed", replica.id, f"{replica.id} of {replica.model} failed: {why}")
+    left = [at.node for at in replica.placements if at.node != node_id and is_live(step.nodes.get(at.node))]
+    if left:
+        stop(step, lost, f"{why}; what is left of it on {', '.join(left)} can't serve without")
 
 
-def _fail(step: Step, replica: Replica, node: Node, rank: int, shard: ObservedShard | None) -> None:
-    why = how_it_ended(replica.shard_id(rank), node.id, shard)
+def _fail(step: Step, replica: Replica, rank: int, shard: ObservedShard | None, why: str) -> None:
+    if replica.state is ReplicaState.DRAINING:
+        stop(step, replica, f"{replica.why}; {why}")
+        return
+    has_ended = shard is None or shard.state in ENDED
     ended = shard.exit if shard is not None else None
     failures = replica.failures + 1
     failed = replace(
@@ -133,7 +222,7 @@ def _fail(step: Step, replica: Replica, node: Node, rank: int, shard: ObservedSh
         restarts=replica.restarts + 1,
         failures=failures,
         retry_at=step.now.wall_s + backoff_s(failures),
-        last_exit=ended or Exit(),
+        last_exit=(ended or Exit()) if has_ended else replica.last_exit,
         taken_port=replica.placements[rank].port if shard is not None and shard.port_taken else 0,
     )
     step.put(failed)
@@ -162,31 +251,6 @@ def how_it_ended(shard_id: str, node_id: str, shard: ObservedShard | None) -> st
         words += f": {shard.why}"
     lines = telling_lines(shard.exit.last_lines) if shard.exit is not None else ()
     return words + (f"; last lines: {' | '.join(line.strip() for line in lines)}" if lines else "")
-
-
-def _look_for_return(step: Step, replica: Replica) -> None:
-    """Take a lost generation up again if its nodes are back and still run it; else settle that it has ended."""
-    nodes: list[Node] = []
-    for placement in replica.placements:
-        node = step.nodes.get(placement.node)
-        if node is None or away(node) or node.session is None:
-            return
-        nodes.append(node)
-    shards = [observed(node, replica, rank) for rank, node in enumerate(nodes)]
-    if all(
-        shard is not None and shard.state not in ENDED and shard.state is not ShardState.STOPPING for shard in shards
-    ):
-        state, words = progress(nodes, shards)
-        back = f"{', '.join(node.id for node in nodes)} is back and still runs generation {replica.generation}"
-        endpoint = shards[0].endpoint if shards[0] is not None and state is ReplicaState.READY else None
-        back_again = moved(replica, state, f"{words} ({back})", step.now)
-        step.put(replace(back_again, why=words, lost=False, endpoint=endpoint))
-        step.note("replica.adopted", replica.id, f"{replica.id} of {replica.model} is taken up again: {back}")
-    elif all_gone(step.nodes, replica):
-        why = f"{', '.join(node.id for node in nodes)} is back without generation {replica.generation}"
-        settled = told(replica, why, step.now)
-        ended = replace(settled, lost=False, placements=(), previous=replica.placements)
-        step.put(replace(ended, restarts=replica.restarts + 1))
 
 
 def _release(step: Step, replica: Replica) -> None:

@@ -16,13 +16,28 @@ from llmgw.cluster.actions import (
     RemoveDrain,
     RemoveReplica,
 )
+from llmgw.cluster.brake import braked, recent_until_s
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.derived import desired, desired_by_node, routes
-from llmgw.cluster.lifecycle import FORGIVEN_AFTER_S, all_gone, judged, lost_at_s, moved, suspect_at_s, told
+from llmgw.cluster.lifecycle import (
+    AWAY,
+    EMPTIED,
+    ENDED,
+    FORGIVEN_AFTER_S,
+    all_gone,
+    judged,
+    lost_at_s,
+    moved,
+    put_in,
+    suspect_at_s,
+    told,
+)
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.observe import fold
-from llmgw.cluster.placement import Before, Placed, Planner
+from llmgw.cluster.placement import Before, Placed, Planner, Refusal
+from llmgw.cluster.quiet import let_go
 from llmgw.cluster.replacing import replace_outgoing
+from llmgw.cluster.returning import decide_on_lost, forgotten_at
 from llmgw.cluster.scaling import scale
 from llmgw.cluster.step import Step
 
@@ -35,9 +50,12 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
     _judge(step)
     for replica in list(step.replicas.values()):
         fold(step, replica)
+    decide_on_lost(step)
     replace_outgoing(step)
     scale(step)
+    let_go(step)
     _place(step)
+    _settle_drained(step)
     return step.actions()
 
 
@@ -68,18 +86,35 @@ def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
 
 def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
     """Monotonic time at which ``reconcile`` could next find something to do through time alone; None: never."""
-    times = [time_s for node in cluster.nodes.values() for time_s in _node_times(cluster, node)]
-    ahead_s = now.monotonic_s - now.wall_s
+    times = [time_s for node in cluster.nodes.values() for time_s in _node_times(cluster, node, now)]
+    draining = False
     for replica in cluster.replicas.values():
-        if replica.retry_at is not None and replica.retry_at > now.wall_s:
-            times.append(replica.retry_at + ahead_s)
-        if replica.state is ReplicaState.READY and replica.failures:
-            times.append(replica.since + FORGIVEN_AFTER_S + ahead_s)
+        draining = draining or replica.state is ReplicaState.DRAINING
+        times += _replica_times(replica, now)
+    if draining:
+        times.append(cluster.tables_settled_at_s)
+        times += [gateway.heard_at_s + cluster.lease_s for gateway in cluster.gateways.values()]
     return min((time_s for time_s in times if time_s > now.monotonic_s), default=None)
 
 
-def _node_times(cluster: Cluster, node: Node) -> tuple[float, ...]:
-    if node.state in (NodeState.LOST, NodeState.REVOKED):
+def _replica_times(replica: Replica, now: Instant) -> list[float]:
+    ahead_s = now.monotonic_s - now.wall_s
+    times = []
+    if replica.retry_at is not None and replica.retry_at > now.wall_s:
+        times.append(replica.retry_at + ahead_s)
+    if replica.state is ReplicaState.READY and replica.failures:
+        times.append(replica.since + FORGIVEN_AFTER_S + ahead_s)
+    if replica.state is ReplicaState.DRAINING:
+        times.append(replica.drained_by_s)
+    if replica.lost:
+        times += [replica.whole_by_s, forgotten_at(replica) + ahead_s]
+    return times
+
+
+def _node_times(cluster: Cluster, node: Node, now: Instant) -> tuple[float, ...]:
+    if node.state is NodeState.LOST and cluster.brake is not None:
+        return recent_until_s(cluster, node, now)
+    if node.state in AWAY:
         return ()
     if node.session is None or node.state is NodeState.SUSPECT:
         return (lost_at_s(cluster, node),)
@@ -87,12 +122,43 @@ def _node_times(cluster: Cluster, node: Node) -> tuple[float, ...]:
 
 
 def _judge(step: Step) -> None:
+    step.brake = braked(step.cluster, step.now)
+    _say_brake(step)
+    cluster = step.cluster if step.brake is step.cluster.brake else replace(step.cluster, brake=step.brake)
     for key in sorted(step.nodes):
         node = step.nodes[key]
-        after = judged(step.cluster, node, step.now)
+        after = judged(cluster, node, step.now)
         if after is not node:
-            step.nodes[key] = after
-            step.note(f"node.{after.state.value}", key, f"node {key} is {after.state.value}: {after.why}")
+            _put_node(step, after)
+
+
+def _put_node(step: Step, node: Node) -> None:
+    step.nodes[node.id] = node
+    step.note(f"node.{node.state.value}", node.id, f"node {node.id} is {node.state.value}: {node.why}")
+
+
+def _say_brake(step: Step) -> None:
+    before, after = step.cluster.brake, step.brake
+    if after is not None and before is None:
+        step.note("node.brake", "", after.words)
+    elif after is None and before is not None:
+        step.note("node.brake", "", "the brake is off: enough nodes are heard again, or were lost long enough ago")
+
+
+def _settle_drained(step: Step) -> None:
+    """Drained is a node that is to be emptied once nothing is placed on it, and it reports nothing that runs."""
+    emptied = [node for node in step.nodes.values() if node.state in EMPTIED]
+    if not emptied:
+        return
+    held = {placement.node for replica in step.replicas.values() for placement in replica.placements}
+    for node in sorted(emptied, key=lambda node: node.id):
+        if node.session is None and node.id not in held:
+            continue  # What it runs is not known.
+        runs = node.id in held or any(shard.state not in ENDED for shard in node.shards)
+        state = NodeState.DRAINING if runs else NodeState.DRAINED
+        if state is not node.state:
+            why = "something runs on it again" if runs else "nothing is placed on it, and nothing runs there"
+            _put_node(step, put_in(node, state, why, step.now))
 
 
 def _place(step: Step) -> None:
@@ -111,14 +177,14 @@ def _place(step: Step) -> None:
             refused.setdefault(spec.name, (spec, []))[1].append(replica)
     # In words only now, so that they count what was placed in this very step.
     for spec, replicas in refused.values():
-        words = planner.summary(spec)
+        refusal = planner.refusal(spec)
         for replica in replicas:
-            _refuse(step, replica, words)
+            _refuse(step, replica, refusal)
 
 
 def _may_be_placed(step: Step, replica: Replica) -> bool:
     """Not while its backoff runs, and not before its last generation has ended as a whole."""
-    if replica.state not in (ReplicaState.UNPLACED, ReplicaState.FAILED):
+    if replica.lost or replica.state not in (ReplicaState.UNPLACED, ReplicaState.FAILED):
         return False
     if replica.retry_at is not None and replica.retry_at > step.now.wall_s:
         return False
@@ -126,9 +192,7 @@ def _may_be_placed(step: Step, replica: Replica) -> bool:
 
 
 def _before(replica: Replica) -> Before | None:
-    if not replica.previous:
-        return None
-    return Before(tuple(placement.node for placement in replica.previous), replica.taken_port)
+    return Before(replica.previous[0].node, replica.taken_port) if replica.previous else None
 
 
 def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -> None:
@@ -139,26 +203,21 @@ def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -
         profile=placed.profile,
         spec=spec,
         placements=placed.placements,
-        fabric=placed.fabric,
-        dist_init=placed.dist_init,
         previous=(),
-        restarts=replica.restarts + (1 if replica.lost else 0),
         retry_at=None,
-        lost=False,
     )
     why = f"on {nodes}: waits for its agent to take it up"
     step.put(moved(next_generation, ReplicaState.PLACING, why, step.now))
-    over = f" over fabric {placed.fabric}" if placed.fabric is not None else ""
-    words = f"{replica.id} of {replica.model} is placed on {nodes}{over}, generation {next_generation.generation}"
+    words = f"{replica.id} of {replica.model} is placed on {nodes}, generation {next_generation.generation}"
     step.note("replica.placed", replica.id, f"{words}, profile {placed.profile.name}")
 
 
-def _refuse(step: Step, replica: Replica, words: str) -> None:
-    unplaced = replace(replica, why=words, retry_at=None)
+def _refuse(step: Step, replica: Replica, refusal: Refusal) -> None:
+    unplaced = replace(replica, why=refusal.summary, retry_at=None)
     if replica.state is not ReplicaState.UNPLACED:
-        unplaced = moved(unplaced, ReplicaState.UNPLACED, words, step.now)
+        unplaced = moved(unplaced, ReplicaState.UNPLACED, refusal.summary, step.now)
     if replica.state is not ReplicaState.UNPLACED or not replica.story:
-        step.note("replica.unplaced", replica.id, f"{replica.id} of {replica.model} can't be placed: {words}")
+        step.note("replica.unplaced", replica.id, f"{replica.id} of {replica.model} can't be placed: {refusal.summary}")
     if not unplaced.story:
-        unplaced = told(unplaced, words, step.now)
+        unplaced = told(unplaced, refusal.summary, step.now)
     step.put(unplaced)

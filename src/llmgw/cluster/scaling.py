@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from llmgw.cluster.lifecycle import moved
+from llmgw.cluster.lifecycle import is_live, start_draining, stop
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
 from llmgw.cluster.naming import replica_id
-from llmgw.cluster.observe import finish_stopping
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import count
 
+_LEAVING = (ReplicaState.DRAINING, ReplicaState.STOPPING)
 _LEAST_MISSED = (
     ReplicaState.UNPLACED,
     ReplicaState.FAILED,
     ReplicaState.PLACING,
     ReplicaState.PREPARING,
     ReplicaState.STARTING,
-    ReplicaState.DRAINING,
     ReplicaState.READY,
 )
 
@@ -31,6 +29,22 @@ def wanted(cluster: Cluster, model: str) -> int:
     return max(cluster.scale.get(model, spec.replicas), 0)
 
 
+def standing(where: Cluster | Step, model: str) -> list[Replica]:
+    """The model's replicas that count as its own, in the order of their ids: not those that leave, nor one lost with
+    its nodes, nor one that is to take over from a standing one: that counts beside it, not in addition."""
+    return _counted(sorted((each for each in where.replicas.values() if each.model == model), key=_id))
+
+
+def _id(replica: Replica) -> str:
+    return replica.id
+
+
+def _counted(replicas: Iterable[Replica]) -> list[Replica]:
+    stays = [replica for replica in replicas if not replica.lost and replica.state not in _LEAVING]
+    ids = {replica.id for replica in stays}
+    return [replica for replica in stays if replica.replaces not in ids]
+
+
 def by_model(cluster: Cluster) -> dict[str, list[Replica]]:
     """Replicas of each model, in the order of their ids."""
     replicas: dict[str, list[Replica]] = {}
@@ -40,47 +54,50 @@ def by_model(cluster: Cluster) -> dict[str, list[Replica]]:
 
 
 def scale(step: Step) -> None:
-    """Make the replicas that are missing, and stop those that are too many."""
+    """Make the replicas that are missing, and have those leave that are too many."""
     replicas = by_model(step.snapshot())
     for model in sorted(replicas.keys() | {spec.name for spec in step.cluster.catalog.models}):
-        standing = [replica for replica in replicas.get(model, ()) if replica.state is not ReplicaState.STOPPING]
-        surplus = len(standing) - wanted(step.cluster, model)
+        surplus = len(_counted(replicas.get(model, ()))) - wanted(step.cluster, model)
         for _ in range(-surplus):
             _make(step, model)
-        for replica in _to_stop(standing, surplus):
-            _stop(step, replica)
+        while surplus > 0:
+            for replica in _to_stop(step, model, surplus):
+                _leave(step, replica)
+            # Where one of those left was being replaced, what was made in its place counts from now on.
+            surplus = len(standing(step, model)) - wanted(step.cluster, model)
 
 
-def _to_stop(replicas: Iterable[Replica], surplus: int) -> list[Replica]:
-    """Those that are not ready first, then the youngest."""
-    order = sorted(replicas, key=lambda replica: (_LEAST_MISSED.index(replica.state), -replica.number, replica.id))
-    return order[: max(surplus, 0)]
+def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
+    """Those that are not ready first, then those on nodes that are not heard just now, then the youngest."""
+
+    def missed(replica: Replica) -> tuple[int, bool, int, str]:
+        live = all(is_live(step.nodes.get(placement.node)) for placement in replica.placements)
+        return _LEAST_MISSED.index(replica.state), live, -replica.number, replica.id
+
+    return sorted(standing(step, model), key=missed)[:surplus]
 
 
 def _make(step: Step, model: str) -> None:
+    step.put(new_replica(step, model, f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted"))
+
+
+def new_replica(step: Step, model: str, why: str) -> Replica:
+    """A replica with an id that was never used before, and its note; it is still to be put into the step."""
     number = step.made.get(model, 0) + 1
     while step.is_known(replica_id(step.cluster, model, number)):
         number += 1
     step.made[model] = number
     name = replica_id(step.cluster, model, number)
-    new = Replica(
-        id=name,
-        model=model,
-        state=ReplicaState.UNPLACED,
-        since=step.now.wall_s,
-        why=f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted",
-        number=number,
-    )
-    step.put(new)
-    step.note("replica.created", name, f"{name} of {model} is made: {new.why}")
+    step.note("replica.created", name, f"{name} of {model} is made: {why}")
+    return Replica(id=name, model=model, state=ReplicaState.UNPLACED, since=step.now.wall_s, why=why, number=number)
 
 
-def _stop(step: Step, replica: Replica) -> None:
+def _leave(step: Step, replica: Replica) -> None:
     why = _why_stop(step.cluster, replica.model)
-    stopping = replace(moved(replica, ReplicaState.STOPPING, why, step.now), endpoint=None, retry_at=None)
-    step.put(stopping)
-    step.note("replica.stopping", replica.id, f"{replica.id} of {replica.model} stops: {why}")
-    finish_stopping(step, stopping)
+    if step.cluster.halting:
+        stop(step, replica, why)
+    else:
+        start_draining(step, replica, why)
 
 
 def _why_stop(cluster: Cluster, model: str) -> str:
