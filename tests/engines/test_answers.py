@@ -124,7 +124,11 @@ def test_readiness_asks_for_the_least(task: Task) -> None:
         (Profile(name="p", engine="llamacpp", args=("a\0b",)), "generate", "NUL"),
         (Profile(name="p", engine="llamacpp", args=("--threads", "2")), "generate", None),
         (Profile(name="p", engine="llamacpp", args=("--chat-template", "a b")), "generate", None),
-        (Profile(name="p", engine="sim", nodes=2), "generate", "does not rendezvous over several nodes yet"),
+        (
+            Profile(name="p", engine="sim", nodes=2),
+            "generate",
+            "the address where their ranks meet did not come with it",
+        ),
         (Profile(name="p", engine="sim"), "transcribe", "not transcribe"),
         (Profile(name="p", engine="sim", args=("--alias", "x")), "generate", "`aliases` decide"),
         (Profile(name="p", engine="sim"), "rerank", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import pytest
 from llmgw.cluster.catalog import Profile, SimOptions, Task
 from llmgw.engines.base import Launch
 from llmgw.engines.registry import engine
+from llmgw.engines.sim import RENDEZVOUS_VARIABLE
 
 from .shards import help_of, launch, shard
 
@@ -27,6 +29,12 @@ def llama(build: str, *, task: Task = "generate", gpus: int = 0, cores: int = 8,
 def sim(**options: object) -> Launch:
     profile = Profile(name="p", engine="sim", **options)  # type: ignore[arg-type]
     return launch(shard(profile), program="/e/sim")
+
+
+def ranked(rank: int, case: Launch) -> Launch:
+    """The same case as one rank of a replica over two nodes."""
+    shard = dataclasses.replace(case.shard, id=f"small-abcde/{rank}", rank=rank, dist_init="10.0.0.11:20150")
+    return dataclasses.replace(case, shard=shard, host=f"10.0.0.{11 + rank}")
 
 
 CASES: Mapping[str, Launch] = {
@@ -48,6 +56,8 @@ CASES: Mapping[str, Launch] = {
         sim=SimOptions(load_time_s=2.0, first_token_s=0.05, token_interval_s=0.01, fault="slow-tokens:1"),
         args=("--fault", "hang"),
     ),
+    "sim-2-rank-0": ranked(0, sim(nodes=2)),
+    "sim-2-rank-1": ranked(1, sim(nodes=2)),
 }
 
 
@@ -72,11 +82,22 @@ def test_every_golden_file_has_its_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_key_is_never_an_argument(name: str) -> None:
+def test_the_key_is_never_an_argument_and_only_the_rank_that_serves_has_it(name: str) -> None:
     case = CASES[name]
     command = engine(case.shard.profile.engine).command(case)
     assert not any(case.shard.api_key in argument for argument in command.argv)
-    assert case.shard.api_key in command.env.values()
+    assert (case.shard.api_key in command.env.values()) == (case.shard.rank == 0)
+
+
+def test_ranks_of_one_generation_share_a_key_that_no_other_has() -> None:
+    def key(rank: int, **changed: object) -> str:
+        case = ranked(rank, sim(nodes=2))
+        shard = dataclasses.replace(case.shard, **changed)  # type: ignore[arg-type]
+        return engine("sim").command(dataclasses.replace(case, shard=shard)).env[RENDEZVOUS_VARIABLE]
+
+    assert key(0) == key(1)
+    others = [key(1, generation=2), key(1, id="small-other/1"), key(1, api_key="k-other")]
+    assert len({key(0), *others}) == 4
 
 
 @pytest.mark.parametrize("build", ["b10068", "b11434"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from llmgw.simulator.faults import BadFault, Fault, FaultKind, parse_fault
+from llmgw.simulator.faults import BadFault, Fault, FaultKind, parse_fault, parse_scoped
 
 from .conftest import KEY, Start
 from .test_server import DEADLINE_S, HEADERS, hello, http, stats_when
@@ -29,6 +30,8 @@ __all__ = ["http"]
         ("die:SIGSEGV", Fault(FaultKind.DIE, signal.SIGSEGV)),
         ("die:KILL", Fault(FaultKind.DIE, signal.SIGKILL)),
         ("fork", Fault(FaultKind.FORK)),
+        ("fork:/tmp/a:b", Fault(FaultKind.FORK, path="/tmp/a:b")),
+        ("hang-in-rendezvous", Fault(FaultKind.HANG_IN_RENDEZVOUS)),
         ("health-500", Fault(FaultKind.HEALTH_500)),
     ],
 )
@@ -39,7 +42,7 @@ def test_faults_are_read(text: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nap", "'nap' is no fault: expected one of exit-at-start, hang, slow-tokens"),
+        ("nap", "'nap' is no fault: expected one of exit-at-start, hang-in-rendezvous, hang, slow-tokens"),
         ("", "is no fault"),
         ("hang:1", "takes no argument"),
         ("exit-at-start:", "a status from 0 to 255"),
@@ -49,11 +52,31 @@ def test_faults_are_read(text: str, fault: Fault) -> None:
         ("slow-tokens:nan", "expected seconds"),
         ("die-after:x", "a number of tokens"),
         ("die:SIGNOPE", "expected a signal"),
+        ("fork:", "expected a path"),
     ],
 )
 def test_faults_that_can_not_be_read_say_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(BadFault, match=words):
         parse_fault(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "rank"),
+    [
+        ("hang", Fault(FaultKind.HANG), None),
+        ("hang@1", Fault(FaultKind.HANG), 1),
+        ("die-after:3@0", Fault(FaultKind.DIE_AFTER, 3), 0),
+        ("fork:/a@b", Fault(FaultKind.FORK, path="/a@b"), None),
+        ("fork:/a@b@2", Fault(FaultKind.FORK, path="/a@b"), 2),
+    ],
+)
+def test_a_fault_may_name_its_rank(text: str, fault: Fault, rank: int | None) -> None:
+    assert parse_scoped(text) == (fault, rank)
+
+
+def test_a_fault_of_the_serving_rank_is_no_other_ranks() -> None:
+    with pytest.raises(BadFault, match="rank 1 has no port"):
+        parse_scoped("health-500@1")
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -65,9 +88,13 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     ("flags", "status", "words"),
     [
         (["--fault", "exit-at-start:7", "--port", "0"], 7, "simulated fault: exit at start"),
-        (["--nodes", "2"], 2, "the simulated engine does not rendezvous over several nodes yet"),
-        (["--dist-init", "a:1"], 2, "does not rendezvous over several nodes yet"),
-        (["--rank", "1"], 2, "--rank 1"),
+        (["--nodes", "2"], 2, "--nodes 2 needs --dist-init HOST:PORT"),
+        (["--dist-init", "a:1"], 2, "give --nodes too"),
+        (["--nodes", "2", "--dist-init", "a"], 2, "expected HOST:PORT, such as 10.0.0.1:20050"),
+        (["--nodes", "2", "--rank", "1", "--dist-init", "a:0"], 2, "only rank 0 can take any free port"),
+        (["--rank", "1"], 2, "--rank 1: ranks of 1 node go from 0 to 0"),
+        (["--fault", "hang@1"], 2, "--fault hang@1: ranks of 1 node go from 0 to 0"),
+        (["--fault", "fork:/nope/x", "--port", "0"], 1, "fork:/nope/x: it can't be locked: No such file"),
         (["--fault", "nap"], 2, "'nap' is no fault"),
         (["--load-time", "soon"], 2, "expected seconds"),
         (["--port", "70000"], 2, "expected a port"),
@@ -156,6 +183,35 @@ async def test_fork_leaves_processes_in_sessions_of_their_own(start: Start, http
     finally:
         for pid in strays:
             os.kill(pid, signal.SIGKILL)
+
+
+async def test_what_a_killed_engine_leaves_behind_holds_a_lock_until_it_is_gone(
+    start: Start, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """The lock stands for GPU memory: it is not free because the engine is gone."""
+    held = tmp_path / "gpu-memory"
+    sim = start()
+    before = _sleepers()
+    assert (await set_fault(http, sim.url, {"kind": f"fork:{held}"})).status == 200
+    strays = await _new_sleepers(before)
+    try:
+        sim.process.kill()
+        await asyncio.to_thread(sim.process.wait, DEADLINE_S)
+        assert not _free(held)
+    finally:
+        for pid in strays:
+            os.kill(pid, signal.SIGKILL)
+    with held.open("r+") as file:
+        await asyncio.wait_for(asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX), DEADLINE_S)
+
+
+def _free(path: Path) -> bool:
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 async def _new_sleepers(before: set[int]) -> set[int]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+
 from llmgw.cluster.catalog import SimOptions
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.base import Command, Launch, Probe
 from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
 
 KEY_VARIABLE = "LLMGW_SIM_API_KEY"
+RENDEZVOUS_VARIABLE = "LLMGW_SIM_RENDEZVOUS_KEY"
+"""By it the ranks of one generation know each other, so that a late rank of an older one joins nothing."""
 
 _RESERVED = {
     "--host": "the node's address and port are the placement's",
@@ -36,12 +41,21 @@ class Sim:
         if profile.parallel is not None:
             argv += ["--parallel", str(profile.parallel)]
         argv += _behaviour(profile.sim or SimOptions())
+        env = {KEY_VARIABLE: shard.api_key} if shard.rank == 0 else {}
+        if shard.dist_init is not None:
+            argv += ["--rank", str(shard.rank), "--nodes", str(profile.nodes), "--dist-init", shard.dist_init]
+            env[RENDEZVOUS_VARIABLE] = _rendezvous_key(shard)
         argv += profile.args
-        return Command(argv=tuple(argv), env={KEY_VARIABLE: shard.api_key}, endpoint=f"{launch.host}:{port}")
+        # Ranks above 0 open no port.
+        endpoint = f"{launch.host}:{port}" if shard.rank == 0 else None
+        return Command(argv=tuple(argv), env=env, endpoint=endpoint)
 
     def refusal(self, shard: DesiredShard) -> str | None:
-        if shard.profile.nodes > 1:
-            return "the simulated engine does not rendezvous over several nodes yet"
+        if shard.profile.nodes > 1 and shard.dist_init is None:
+            return (
+                f"profile {shard.profile.name!r} asks for {shard.profile.nodes} nodes, and the address where their "
+                "ranks meet did not come with it: the control plane is older than this agent; upgrade it"
+            )
         if shard.task not in ("generate", "embed", "rerank"):
             return f"the simulated engine serves the tasks generate, embed and rerank, not {shard.task}"
         return check_args(shard.profile.args, _RESERVED)
@@ -61,6 +75,12 @@ class Sim:
     def read_version(self, output: str) -> str | None:
         name, _, version = output.strip().partition(" ")
         return version if name == "llmgw-sim" and version else None
+
+
+def _rendezvous_key(shard: DesiredShard) -> str:
+    """Made from what all ranks of one generation have in common, and no other replica or generation has."""
+    replica = shard.id.rpartition("/")[0]
+    return hmac.new(shard.api_key.encode(), f"{replica} {shard.generation}".encode(), hashlib.sha256).hexdigest()
 
 
 def _behaviour(options: SimOptions) -> list[str]:

@@ -10,8 +10,10 @@ from enum import StrEnum
 class FaultKind(StrEnum):
     EXIT_AT_START = "exit-at-start"
     """``exit-at-start[:STATUS]``: ends with STATUS (1) before it listens."""
+    HANG_IN_RENDEZVOUS = "hang-in-rendezvous"
+    """``hang-in-rendezvous``: takes and makes connections, and never gets to the other ranks' first word."""
     HANG = "hang"
-    """``hang``: /health says 200, and no request is ever answered."""
+    """``hang``: /health says 200, and no request is ever answered. A rank above 0 takes no part in any token."""
     SLOW_TOKENS = "slow-tokens"
     """``slow-tokens:SECONDS``: every token takes this long, whatever was asked for."""
     DIE_AFTER = "die-after"
@@ -19,13 +21,14 @@ class FaultKind(StrEnum):
     DIE = "die"
     """``die:SIGNAL``: kills itself with SIGNAL, once loaded."""
     FORK = "fork"
-    """``fork``: leaves two processes behind that have moved into sessions of their own."""
+    """``fork[:PATH]``: leaves two processes behind that have moved into sessions of their own. They hold a shared lock
+    (flock) on PATH, as what outlives an engine holds GPU memory: it is free again once it can be locked exclusively."""
     HEALTH_500 = "health-500"
     """``health-500``: /health answers 500; requests work."""
 
 
 class BadFault(ValueError):
-    """A fault that can't be read; the message says what was expected."""
+    """A fault that can't be read or can't be had; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Fault:
     kind: FaultKind
     number: float = 0.0
     """STATUS, SECONDS, N or the signal's number, by kind."""
+    path: str = ""
 
     def __str__(self) -> str:
         return self.kind.value
@@ -54,10 +58,40 @@ def parse_fault(text: str) -> Fault:
             return Fault(kind, _whole(text, argument, "a number of tokens, from 0", 0, None))
         case FaultKind.DIE:
             return Fault(kind, _signal(text, argument))
+        case FaultKind.FORK:
+            if colon and not argument:
+                raise BadFault(f"{text!r}: expected a path after the colon, or no colon")
+            return Fault(kind, path=argument)
         case _ if colon:
             raise BadFault(f"{text!r}: {kind} takes no argument")
         case _:
             return Fault(kind)
+
+
+SERVING = (FaultKind.HEALTH_500,)
+"""Faults of the rank that serves."""
+
+
+def parse_scoped(text: str) -> tuple[Fault, int | None]:
+    """Reads ``KIND[:ARG][@RANK]``: the fault, and the only rank that it is for; None: it is for whoever reads it."""
+    whole, at, rank = text.rpartition("@")
+    if at and rank.isascii() and rank.isdigit():
+        return _fitting(parse_fault(whole), int(rank)), int(rank)
+    return parse_fault(text), None
+
+
+def _fitting(fault: Fault, rank: int) -> Fault:
+    if rank > 0 and fault.kind in SERVING:
+        raise BadFault(f"{fault.kind} is rank 0's alone: rank {rank} has no port, and so no /health")
+    return fault
+
+
+def parse_late(text: str, rank: int) -> Fault:
+    """Reads a fault for a rank that runs already."""
+    fault = _fitting(parse_fault(text), rank)
+    if fault.kind is FaultKind.HANG_IN_RENDEZVOUS:
+        raise BadFault(f"{fault.kind} is for the start: the ranks have met already")
+    return fault
 
 
 def _whole(text: str, argument: str, expected: str, least: int, most: int | None) -> int:

@@ -13,8 +13,10 @@ from typing import Any
 from aiohttp import web
 
 from llmgw.simulator import answers, text
-from llmgw.simulator.faults import BadFault, FaultKind, parse_fault
+from llmgw.simulator.faults import BadFault, FaultKind, parse_late
 from llmgw.simulator.options import Options
+from llmgw.simulator.ranks import NoSuchRank
+from llmgw.simulator.rendezvous import Gone
 from llmgw.simulator.requests import (
     BadRequest,
     Generation,
@@ -35,11 +37,11 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Routes and their handlers. ``load`` runs beside the server, and opens it for requests when it is done."""
+    """Routes and their handlers. Requests are refused as ``Loading model`` until ``open``."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, work: Work) -> None:
         self._options = options
-        self._work = Work(options)
+        self._work = work
         self._loading = True
         self._ids = itertools.count(1)
 
@@ -61,8 +63,8 @@ class Server:
         )
         return app
 
-    async def load(self) -> None:
-        await asyncio.sleep(self._options.load_time_s)
+    def open(self) -> None:
+        """The model is loaded. Raises BadFault where the fault that was asked for can't be had."""
         self._loading = False
         self._work.strike(self._options.fault)
 
@@ -77,6 +79,11 @@ class Server:
             if self._loading and not request.path.startswith("/sim/"):
                 raise BadRequest("Loading model", status=503, type="unavailable_error")
             return await handler(request)
+        except Gone:
+            # This process is about to end as well; its client sees what it would see of one that was killed.
+            if request.transport is not None:
+                request.transport.abort()
+            raise asyncio.CancelledError from None
         except BadRequest as refused:
             body = answers.error(str(refused), status=refused.status, type=refused.type)
             return web.json_response(body, status=refused.status)
@@ -147,6 +154,7 @@ class Server:
         if encoding not in ("float", "base64"):
             raise BadRequest("Expected 'encoding_format' to be float or base64")
         async with self._work.request():
+            await self._work.compute()
             vectors = [text.vector(item, length) for item in inputs]
         tokens = sum(text.count_tokens(item) for item in inputs)
         model = self._options.model
@@ -163,6 +171,7 @@ class Server:
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise BadRequest("Expected 'top_n' to be a whole number, from 1")
         async with self._work.request():
+            await self._work.compute()
             scores = [text.score(query, document) for document in documents]
         tokens = sum(text.count_tokens(item) for item in (query, *documents))
         return web.json_response(answers.ranking(scores, top=top, model=self._options.model, tokens=tokens))
@@ -190,22 +199,25 @@ class Server:
 
     async def _stats(self, request: web.Request) -> web.StreamResponse:
         fault = self._work.fault
-        return web.json_response({**dataclasses.asdict(self._work.stats), "fault": str(fault) if fault else None})
+        stats = {**dataclasses.asdict(self._work.stats), "fault": str(fault) if fault else None}
+        return web.json_response({**stats, "ranks": list(self._work.ranks.shown())})
 
     async def _fault(self, request: web.Request) -> web.StreamResponse:
-        """``{"kind": "KIND[:ARG]"}``, or ``{"kind": null}`` to behave again."""
+        """``{"kind": "KIND[:ARG]"}``, or ``{"kind": null}`` to behave again; with ``"rank": N`` for another rank."""
         body = read_json(await request.read())
-        kind = body.get("kind")
-        if kind is None and "kind" in body:
-            self._work.strike(None)
-        elif isinstance(kind, str):
-            try:
-                fault = parse_fault(kind)
-            except BadFault as error:
-                raise BadRequest(str(error)) from None
-            self._work.strike(fault)
-        else:
+        kind, rank = body.get("kind"), body.get("rank", 0)
+        if "kind" not in body or not isinstance(kind, str | None):
             raise BadRequest('Expected {"kind": "KIND[:ARG]"}, or {"kind": null} to behave again')
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+            raise BadRequest("Expected 'rank' to be a whole number, from 0")
+        try:
+            fault = parse_late(kind, rank) if kind is not None else None
+            if rank == 0:
+                self._work.strike(fault)
+            else:
+                await self._work.ranks.strike(rank, kind)
+        except (BadFault, NoSuchRank) as error:
+            raise BadRequest(str(error)) from None
         return await self._stats(request)
 
 

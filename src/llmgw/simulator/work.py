@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from llmgw.simulator.faults import Fault, FaultKind
+from llmgw.simulator.faults import BadFault, Fault, FaultKind
 from llmgw.simulator.options import Options
+from llmgw.simulator.ranks import Alone, Ranks
 
 
 @dataclass(slots=True)
@@ -28,15 +30,16 @@ class Stats:
 class Work:
     """One engine's state. Not safe across threads."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, ranks: Ranks | None = None) -> None:
         self.options = options
+        self.ranks = ranks or Alone()
         self.stats = Stats()
         self.fault: Fault | None = None
         self._slots = asyncio.Semaphore(options.parallel) if options.parallel else None
         self._tokens_left: float | None = None
 
     def strike(self, fault: Fault | None) -> None:
-        """Takes up a fault in place of the last one; None: behaves again. May not return."""
+        """Takes up a fault in place of the last one; None: behaves again. May not return. Raises BadFault."""
         self.fault = fault
         self._tokens_left = None
         match fault:
@@ -46,8 +49,8 @@ class Work:
                 os.kill(os.getpid(), int(number))
             case Fault(FaultKind.EXIT_AT_START, number):
                 os._exit(int(number))
-            case Fault(FaultKind.FORK):
-                _leave_strays()
+            case Fault(FaultKind.FORK, path=path):
+                _leave_strays(path)
 
     @contextlib.asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
@@ -74,8 +77,23 @@ class Work:
             delay = self._delay(first=at == 0)
             if delay:
                 await asyncio.sleep(delay)
+            await self.ranks.step()
             self._spend()
             yield token
+
+    async def compute(self) -> None:
+        """All ranks' work on what is no text: a vector, a score."""
+        await self.ranks.step()
+
+    async def take_part(self) -> bool:
+        """This rank's share of another's token; False: it hangs, and never will have done it."""
+        fault = self.fault
+        if fault is not None and fault.kind is FaultKind.HANG:
+            return False
+        if fault is not None and fault.kind is FaultKind.SLOW_TOKENS:
+            await asyncio.sleep(fault.number)
+        self._spend()
+        return True
 
     def _delay(self, *, first: bool) -> float:
         if self.fault is not None and self.fault.kind is FaultKind.SLOW_TOKENS:
@@ -90,12 +108,29 @@ class Work:
         self.stats.tokens += 1
 
 
-def _leave_strays() -> None:
+def _leave_strays(path: str) -> None:
     """Two sleepers in sessions of their own, whose parent has gone: what a killed engine may leave behind."""
-    subprocess.run(  # the shell ends at once, and the sleepers (an hour at most) are nobody's children
-        ["/bin/sh", "-c", "setsid sleep 3600 & setsid sleep 3600 &"],
-        check=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with contextlib.ExitStack() as opened:
+        held = [opened.enter_context(_locked(path))] if path else []
+        subprocess.run(  # the shell ends at once, and the sleepers (an hour at most) are nobody's children
+            ["/bin/sh", "-c", "setsid sleep 3600 & setsid sleep 3600 &"],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=held,
+        )
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """The lock belongs to the open file, and so to every process that inherits it, until the last of them ends."""
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield held
+        finally:
+            os.close(held)
+    except OSError as error:
+        raise BadFault(f"fork:{path}: it can't be locked: {error.strerror}") from None
