@@ -178,9 +178,10 @@ NEVER = [
         "engine sglang is not run by this build yet; it runs llamacpp and sim",
     ),
     (
-        model("m", profile(nodes=2, gpus_per_node=4)),
-        "multi-node replicas are not placed yet (the profile asks for 2 nodes)",
+        model("m", profile(engine="llamacpp", nodes=2, memory_bytes=GIB), source="/m"),
+        "engine llamacpp runs on a single node (the profile asks for 2 nodes)",
     ),
+    (model("m", profile(nodes=0, gpus_per_node=4)), "asks for 0 nodes: a replica runs on 1 or more"),
     *(
         (
             model("m", profile(engine="llamacpp"), source=source),
@@ -257,7 +258,8 @@ def test_every_profile_says_why_not() -> None:
     refusal = place(cluster([node("n1", gpus=1)], [spec]), spec, NOW)
     assert isinstance(refusal, Refusal)
     assert refusal.summary == (
-        "profile wide: multi-node replicas are not placed yet (the profile asks for 2 nodes); "
+        "profile wide: no node is on a fabric, and a replica over 2 nodes needs one: state `fabrics` in the files of "
+        "agents whose adapters reach one another; "
         "profile big: n1: 1 of 1 GPU free, 4 needed"
     )
 

@@ -34,7 +34,7 @@ from llmgw.cluster.lifecycle import (
 )
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.observe import fold
-from llmgw.cluster.placement import Before, Placed, Planner, Refusal
+from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.quiet import let_go
 from llmgw.cluster.replacing import replace_outgoing
 from llmgw.cluster.returning import decide_on_lost, forgotten_at
@@ -177,9 +177,9 @@ def _place(step: Step) -> None:
             refused.setdefault(spec.name, (spec, []))[1].append(replica)
     # In words only now, so that they count what was placed in this very step.
     for spec, replicas in refused.values():
-        refusal = planner.refusal(spec)
+        words = planner.summary(spec)
         for replica in replicas:
-            _refuse(step, replica, refusal)
+            _refuse(step, replica, words)
 
 
 def _may_be_placed(step: Step, replica: Replica) -> bool:
@@ -192,7 +192,9 @@ def _may_be_placed(step: Step, replica: Replica) -> bool:
 
 
 def _before(replica: Replica) -> Before | None:
-    return Before(replica.previous[0].node, replica.taken_port) if replica.previous else None
+    if not replica.previous:
+        return None
+    return Before(tuple(placement.node for placement in replica.previous), replica.taken_port)
 
 
 def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -> None:
@@ -203,21 +205,24 @@ def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -
         profile=placed.profile,
         spec=spec,
         placements=placed.placements,
+        fabric=placed.fabric,
+        dist_init=placed.dist_init,
         previous=(),
         retry_at=None,
     )
     why = f"on {nodes}: waits for its agent to take it up"
     step.put(moved(next_generation, ReplicaState.PLACING, why, step.now))
-    words = f"{replica.id} of {replica.model} is placed on {nodes}, generation {next_generation.generation}"
+    over = f" over fabric {placed.fabric}" if placed.fabric is not None else ""
+    words = f"{replica.id} of {replica.model} is placed on {nodes}{over}, generation {next_generation.generation}"
     step.note("replica.placed", replica.id, f"{words}, profile {placed.profile.name}")
 
 
-def _refuse(step: Step, replica: Replica, refusal: Refusal) -> None:
-    unplaced = replace(replica, why=refusal.summary, retry_at=None)
+def _refuse(step: Step, replica: Replica, words: str) -> None:
+    unplaced = replace(replica, why=words, retry_at=None)
     if replica.state is not ReplicaState.UNPLACED:
-        unplaced = moved(unplaced, ReplicaState.UNPLACED, refusal.summary, step.now)
+        unplaced = moved(unplaced, ReplicaState.UNPLACED, words, step.now)
     if replica.state is not ReplicaState.UNPLACED or not replica.story:
-        step.note("replica.unplaced", replica.id, f"{replica.id} of {replica.model} can't be placed: {refusal.summary}")
+        step.note("replica.unplaced", replica.id, f"{replica.id} of {replica.model} can't be placed: {words}")
     if not unplaced.story:
-        unplaced = told(unplaced, refusal.summary, step.now)
+        unplaced = told(unplaced, words, step.now)
     step.put(unplaced)
