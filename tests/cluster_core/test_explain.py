@@ -94,8 +94,7 @@ def test_a_changed_catalog_is_never_passed_over_in_silence() -> None:
     for changed, what in changes:
         explanation = why(with_catalog(before, changed), "m")
         assert explanation.replicas[0].outdated == (
-            f"{name} runs as the catalog was before ({what} changed since): running replicas are not rolled over yet; "
-            "scale m to 0 and back to take the new one"
+            f"{name} runs as the catalog was before ({what} changed since): a replacement is made next"
         )
         assert explanation.replicas[0].outdated in explanation.summary
     more = model("m", profile(), profile("other"), aliases=("a",), source="/w", replicas=5)

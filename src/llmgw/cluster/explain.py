@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from llmgw.cluster.beside import original, replacement
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import RUNNING, away, gone
-from llmgw.cluster.model import Cluster, NodeState, Replica, ReplicaState
+from llmgw.cluster.model import Cluster, Drain, DrainState, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Planner, Refusal
-from llmgw.cluster.scaling import by_model, wanted
+from llmgw.cluster.rolling import given_up, given_up_words, held_by, outdated
+from llmgw.cluster.scaling import by_model, standing, wanted
 from llmgw.cluster.wording import clock, count
 
 _WORST_FIRST = (
@@ -57,7 +59,7 @@ def why(cluster: Cluster, model: str) -> Explanation:
     want = wanted(cluster, name)
     ready = sum(replica.state is ReplicaState.READY for replica in replicas)
     lines = tuple(
-        ReplicaWhy(replica.id, replica.state, why_replica(cluster, replica), _outdated(spec, replica))
+        ReplicaWhy(replica.id, replica.state, why_replica(cluster, replica), why_outdated(cluster, replica))
         for replica in replicas
     )
     refusal = _refusal(cluster, spec, replicas)
@@ -94,7 +96,7 @@ def _summary(
     others = Counter(replica.state.value for replica in replicas if replica.state is not ReplicaState.READY)
     if others:
         words += ", " + ", ".join(f"{others[state]} {state}" for state in sorted(others))
-    missing = want - sum(replica.state is not ReplicaState.STOPPING for replica in replicas)
+    missing = want - len(standing(cluster, name))
     if missing > 0:
         words += f", {missing} not made yet"
     troubled = [line for line in lines if line.state is not ReplicaState.READY]
@@ -102,6 +104,9 @@ def _summary(
         worst = min(troubled, key=lambda line: (_WORST_FIRST.index(line.state), line.id))
         words += f"; {worst.id}: {worst.why}"
     shaky = next((replica for replica in replicas if _is_shaky(cluster, replica)), None)
+    if shaky is None:
+        # Only then, since its words may say both.
+        shaky = next((replica for replica in replicas if _is_held_up(cluster, replica)), None)
     if shaky is not None:
         words += f"; {shaky.id}: {why_replica(cluster, shaky)}"
     outdated = sorted({line.outdated for line in lines if line.outdated})
@@ -111,6 +116,13 @@ def _summary(
 def _is_shaky(cluster: Cluster, replica: Replica) -> bool:
     """Ready as last heard, on a node that does not answer now."""
     return replica.state is ReplicaState.READY and bool(_about_nodes(cluster, replica))
+
+
+def _is_held_up(cluster: Cluster, replica: Replica) -> bool:
+    """Ready, and to go, and not able to."""
+    return replica.state is ReplicaState.READY and any(
+        move.state is MoveState.BLOCKED for _, move in _moves(cluster, replica)
+    )
 
 
 def _who_wants(cluster: Cluster, name: str) -> str:
@@ -134,7 +146,7 @@ def why_replica(cluster: Cluster, replica: Replica) -> str:
         waits = _still_there(cluster, replica)
         words += f"; waits until {waits} has stopped it" if waits else ""
     elif replica.state in RUNNING:
-        words += "".join(f"; {note}" for note in _about_nodes(cluster, replica))
+        words += "".join(f"; {note}" for note in (*_about_nodes(cluster, replica), *_about_moves(cluster, replica)))
     return words
 
 
@@ -172,19 +184,49 @@ def _about_nodes(cluster: Cluster, replica: Replica) -> list[str]:
     return notes
 
 
-def _outdated(spec: ModelSpec | None, replica: Replica) -> str:
-    """A running generation keeps what it was started with; rolling over to a changed catalog is not built yet."""
-    if spec is None or replica.spec is None or replica.profile is None or replica.state not in RUNNING:
-        return ""
-    changed = [name for name in ("source", "task", "aliases") if getattr(spec, name) != getattr(replica.spec, name)]
-    same_name = next((profile for profile in spec.profiles if profile.name == replica.profile.name), None)
-    if same_name is None:
-        changed.append(f"profile {replica.profile.name}, which is gone")
-    elif same_name != replica.profile:
-        changed.append(f"profile {same_name.name}")
+def _about_moves(cluster: Cluster, replica: Replica) -> list[str]:
+    """From whom it takes over, who takes over from it, and which drain it waits for or holds up."""
+    notes = []
+    old = original(cluster, replica)
+    if old is not None:
+        notes.append(f"takes over from {old.id} once it is ready")
+    new = replacement(cluster, replica)
+    if new is not None:
+        notes.append(f"{new.id} takes over from it: {new.why}")
+    elif replica.restart and replica.state in RUNNING and replica.state is not ReplicaState.DRAINING:
+        notes.append(f"is to be restarted: {held_by(cluster, replica)}")
+    for drain, move in _moves(cluster, replica):
+        if move.state is MoveState.BLOCKED:
+            waits = "waits to be drained" if drain.state is DrainState.WAITING else "can't be drained of it"
+            notes.append(f"node {drain.node} {waits}: {move.why}")
+        elif move.state is MoveState.PENDING and new is None:
+            notes.append(f"node {drain.node} is to be drained: its turn has not come yet")
+    return notes
+
+
+def _moves(cluster: Cluster, replica: Replica) -> list[tuple[Drain, Move]]:
+    """What the drains of its nodes have noted of it."""
+    drains = (cluster.drains.get(placement.node) for placement in replica.placements)
+    return [
+        (drain, move) for drain in drains if drain is not None for move in drain.moves if move.replica == replica.id
+    ]
+
+
+def why_outdated(cluster: Cluster, replica: Replica) -> str:
+    """What a running generation does not follow of a catalog that was changed, and what comes of that; else empty."""
+    changed = outdated(cluster, replica)
     if not changed:
         return ""
-    return (
-        f"{replica.id} runs as the catalog was before ({', '.join(changed)} changed since): "
-        f"running replicas are not rolled over yet; scale {spec.name} to 0 and back to take the new one"
-    )
+    words = f"{replica.id} runs as the catalog was before ({changed} changed since): "
+    new = replacement(cluster, replica)
+    if new is not None:
+        return f"{words}{new.id} takes over from it once it is ready"
+    if replica.state is ReplicaState.DRAINING:
+        return f"{words}it leaves"
+    if given_up(cluster, replica):
+        how = given_up_words(replica)
+        return (
+            f"{words}the changed one did not become ready{f' ({how})' if how else ''}, so that this one serves on; it "
+            f"is tried again when the catalog changes, or by `llmgw ctl restart {replica.model}`"
+        )
+    return words + held_by(cluster, replica)

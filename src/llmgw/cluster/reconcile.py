@@ -36,10 +36,14 @@ from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, Repl
 from llmgw.cluster.observe import fold
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.quiet import let_go
-from llmgw.cluster.replacing import replace_outgoing
+from llmgw.cluster.replacing import replace_outgoing, retries_s
 from llmgw.cluster.returning import decide_on_lost, forgotten_at
+from llmgw.cluster.rolling import spec_in_place
 from llmgw.cluster.scaling import scale
 from llmgw.cluster.step import Step
+
+_ROUNDS = 100
+"""More than any step was seen to take; what is left then is left to the next one."""
 
 __all__ = ["apply", "desired", "desired_by_node", "next_wake_s", "reconcile", "routes"]
 
@@ -51,12 +55,21 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
     for replica in list(step.replicas.values()):
         fold(step, replica)
     decide_on_lost(step)
-    replace_outgoing(step)
-    scale(step)
-    let_go(step)
-    _place(step)
+    _replicas(step)
     _settle_drained(step)
     return step.actions()
+
+
+def _replicas(step: Step) -> None:
+    """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once."""
+    for _ in range(_ROUNDS):
+        before = dict(step.replicas)
+        replaces = replace_outgoing(step)
+        scale(step)
+        let_go(step)
+        _place(step)
+        if not replaces or step.replicas == before:
+            return
 
 
 def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
@@ -94,6 +107,7 @@ def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
     if draining:
         times.append(cluster.tables_settled_at_s)
         times += [gateway.heard_at_s + cluster.lease_s for gateway in cluster.gateways.values()]
+    times += [time_s + now.monotonic_s - now.wall_s for time_s in retries_s(cluster, now)]
     return min((time_s for time_s in times if time_s > now.monotonic_s), default=None)
 
 
@@ -168,7 +182,7 @@ def _place(step: Step) -> None:
     planner = Planner(step.snapshot())
     refused: dict[str, tuple[ModelSpec, list[Replica]]] = {}
     for replica in sorted(due, key=lambda replica: (replica.model, replica.number, replica.id)):
-        spec = step.cluster.catalog.model(replica.model)
+        spec = spec_in_place(step, replica)
         assert spec is not None, f"{replica.id} should be stopping: {replica.model} is not in the catalog"
         placed = planner.find(spec, _before(replica))
         if placed is not None:

@@ -2,8 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llmgw.cluster.beside import LEAVING, Round, nodes_of, original, replacement
+from llmgw.cluster.drain import may_stop_first
+from llmgw.cluster.lifecycle import RUNNING, is_live, start_draining, stop
+from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Replica, ReplicaState
+from llmgw.cluster.moves import carry_on, retry_times_s
+from llmgw.cluster.rolling import differs, give_up, reason, roll, spec_beside
 from llmgw.cluster.step import Step
 
+FAILURES_GIVEN_UP = 3
+"""Failures in a row after which a replacement is taken for one that never becomes ready."""
 
-def replace_outgoing(step: Step) -> None:
-    """Take every replacement one step further: made, placed, ready, requests shifted, the original stopped."""
+
+def replace_outgoing(step: Step) -> bool:
+    """Take every replacement one step further: made, placed, ready, requests shifted, the original stopped.
+
+    True where something is to be replaced: what follows in this step may then let it go on at once.
+    """
+    if step.cluster.halting:
+        return False
+    turn = Round(step)
+    for replica in list(step.replicas.values()):
+        if replica.replaces is not None and replica.id in step.replicas:
+            _carry_over(turn, replica)
+    carry_on(turn)
+    roll(turn)
+    return bool(step.drains) or any(
+        replica.replaces is not None or replica.restart for replica in step.replicas.values()
+    )
+
+
+def retries_s(cluster: Cluster, now: Instant) -> Iterator[float]:
+    """Wall-clock times ahead at which ``replace_outgoing`` finds something to do through time alone."""
+    return retry_times_s(cluster, now)
+
+
+def _carry_over(turn: Round, new: Replica) -> None:
+    """One replacement: dropped, given up, waited for, or the original makes way for it."""
+    step = turn.step
+    assert new.replaces is not None
+    old = step.replicas.get(new.replaces)
+    if old is None:
+        step.put(replace(new, replaces=None))
+        return
+    if new.lost or new.state in LEAVING or original(step, new) is None:
+        return
+    drains = _drains_of(step, old)
+    why_not = _not_needed(step, new, old, drains)
+    if why_not:
+        stop(step, new, why_not)
+    elif _is_sure(step, new):
+        start_draining(step, old, f"{new.id} is ready in its place ({_why_goes(step, old, drains)})")
+    elif old.state not in RUNNING and new.state in RUNNING and (drains or not new.failures):
+        start_draining(step, old, f"it has ended, and {new.id} takes over from it")
+    elif new.failures >= FAILURES_GIVEN_UP:
+        words = f"{new.id} failed {new.failures} times in a row: {new.why}"
+        turn.given_up[old.id] = new.id, words
+        give_up(step, old, new, words)
+        if any(may_stop_first(drain, old) for drain in drains):
+            start_draining(step, old, f"it may stop before there is another, and {words}")
+
+
+def _not_needed(step: Step, new: Replica, old: Replica, drains: list[Drain]) -> str:
+    """Why a replacement on its way is dropped; empty: it is not."""
+    if not _why_goes(step, old, drains):
+        return f"{old.id} need not be replaced any more"
+    spec = spec_beside(step.cluster, old)
+    if spec is not None and differs(spec, new):
+        return "the catalog has changed again since it was started"
+    if new.state is ReplicaState.READY:
+        return ""
+    best = replacement(step, old)
+    if best is not None and best.id != new.id:
+        return f"{best.id} takes over from {old.id} already"
+    closed = _drains_of(step, new)
+    if closed and new.placements:
+        return f"{closed[0].node} is being drained"
+    if new.state is ReplicaState.UNPLACED and new.story:
+        return f"there is no room for it beside {old.id} any more: {new.why}"
+    return ""
+
+
+def _drains_of(step: Step, replica: Replica) -> list[Drain]:
+    """Drains that are moving, of nodes on which the replica has a rank, or had one until it ended."""
+    nodes = nodes_of(replica) or tuple(placement.node for placement in replica.previous)
+    found = (step.drains.get(node) for node in nodes)
+    return [drain for drain in found if drain is not None and drain.state is not DrainState.WAITING]
+
+
+def _why_goes(step: Step, replica: Replica, drains: list[Drain]) -> str:
+    if drains:
+        return f"{drains[0].node} is being drained"
+    return reason(step.cluster, replica)
+
+
+def _is_sure(step: Step, replica: Replica) -> bool:
+    """True where it is ready, and all its nodes are there to say so."""
+    return replica.state is ReplicaState.READY and all(is_live(step.nodes.get(node)) for node in nodes_of(replica))

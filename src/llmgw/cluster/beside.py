@@ -1,0 +1,75 @@
+"""Replicas that are made beside the one they take over from, and the room that is looked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.lifecycle import RUNNING
+from llmgw.cluster.model import Cluster, Replica, ReplicaState
+from llmgw.cluster.placement import Before, Placed, Planner
+from llmgw.cluster.scaling import new_replica
+from llmgw.cluster.step import Step
+
+LEAVING = (ReplicaState.DRAINING, ReplicaState.STOPPING)
+
+
+def stands(replica: Replica) -> bool:
+    """True where the replica counts as one of its model's: it does not leave, and was not lost with its nodes."""
+    return not replica.lost and replica.state not in LEAVING
+
+
+def original(where: Cluster | Step, replica: Replica) -> Replica | None:
+    """The replica that this one is to take over from, as long as that one stands."""
+    found = where.replicas.get(replica.replaces) if replica.replaces is not None else None
+    return found if found is not None and stands(found) else None
+
+
+def replacement(where: Cluster | Step, replica: Replica) -> Replica | None:
+    """The replica that takes over from this one; of several, the one that is nearest to it."""
+    found = [other for other in where.replicas.values() if other.replaces == replica.id and stands(other)]
+    return min(found, key=lambda other: (other.state is not ReplicaState.READY, other.number, other.id), default=None)
+
+
+def has_served(replica: Replica) -> bool:
+    """True where its generation is ready, or was and may have requests in flight."""
+    if replica.state is ReplicaState.READY:
+        return True
+    ready = ReplicaState.READY.value
+    return replica.state in RUNNING and any(
+        line.generation == replica.generation and line.state == ready for line in reversed(replica.story)
+    )
+
+
+def nodes_of(replica: Replica) -> tuple[str, ...]:
+    """Nodes that it holds a place on, by rank."""
+    return tuple(placement.node for placement in replica.placements)
+
+
+class Round:
+    """One round over all that is to go: what one of them takes, the next does not find free."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.given_up: dict[str, tuple[str, str]] = {}
+        """By the id of the original: which replacement failed for good in this round, and how."""
+
+    def make(self, spec: ModelSpec, old: Replica, why: str, *, prefer: Sequence[str] = ()) -> Replica | str:
+        """A replacement made beside ``old``, preferably on the nodes named; or in words why there is no room."""
+        placed = self._planner.find(spec, Before(tuple(prefer)) if prefer else None)
+        if placed is None:
+            return self._planner.summary(spec)
+        return self._make(spec, old, why, placed)
+
+    def _make(self, spec: ModelSpec, old: Replica, why: str, placed: Placed) -> Replica:
+        new = new_replica(self.step, old.model, f"takes over from {old.id}: {why}")
+        # It is placed with all others in this step; what it finds under ``previous`` it prefers.
+        new = replace(new, replaces=old.id, spec=spec, not_rolled_to=old.not_rolled_to, previous=placed.placements)
+        self.step.put(new)
+        return new
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(self.step.snapshot())

@@ -1,0 +1,240 @@
+"""Drains as they are carried out: which replica is next, how far its move is, and what became of it in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llmgw.cluster.beside import Round, has_served, nodes_of, replacement
+from llmgw.cluster.drain import UNDER_WAY, blocked, may_stop_first, planned, to_move, waiting_words
+from llmgw.cluster.lifecycle import ENDED, start_draining
+from llmgw.cluster.model import (
+    Cluster,
+    Drain,
+    DrainState,
+    Instant,
+    Move,
+    MoveState,
+    Node,
+    NodeState,
+    Replica,
+    ReplicaState,
+)
+from llmgw.cluster.rolling import spec_beside
+from llmgw.cluster.step import Step
+from llmgw.cluster.wording import clock, count
+
+TRY_AGAIN_S = 60.0
+"""How long after a replacement has failed for good another one is tried."""
+_PHASES = tuple(state.value for state in UNDER_WAY)
+
+
+def carry_on(turn: Round) -> None:
+    """Take every drain as far as it gets in this step."""
+    step = turn.step
+    for key in sorted(step.drains):
+        node = step.nodes.get(key)
+        if node is None or node.state is NodeState.REVOKED:
+            del step.drains[key]
+            step.note("drain.ended", key, f"{key} is not drained any more: it has been removed")
+        else:
+            before = step.drains[key]
+            after = _settled(step, node, _begun(turn, _followed(turn, before)))
+            if after != before:
+                step.drains[key] = after
+                _tell(step, before, after)
+
+
+def retry_times_s(cluster: Cluster, now: Instant) -> Iterator[float]:
+    """Wall-clock times ahead at which another replacement is tried."""
+    for drain in cluster.drains.values():
+        for move in drain.moves:
+            if _waits_to_retry(move, now):
+                yield move.since + TRY_AGAIN_S
+
+
+def _waits_to_retry(move: Move, now: Instant) -> bool:
+    """After a replacement failed for good. Not for longer where the wall clock was set back meanwhile."""
+    failed = move.state is MoveState.BLOCKED and move.replacement is not None
+    return failed and move.since <= now.wall_s < move.since + TRY_AGAIN_S
+
+
+# -- following what goes on
+
+
+def _followed(turn: Round, drain: Drain) -> Drain:
+    """The drain with its moves as the replicas stand, and a move for each replica that has none yet."""
+    known = {move.replica: move for move in drain.moves}
+    for replica in to_move(turn.step.replicas.values(), drain.node):
+        known.setdefault(replica.id, Move(replica=replica.id, model=replica.model, since=turn.step.now.wall_s))
+    moves = tuple(_follow(turn, drain, known[key]) for key in sorted(known))
+    state = drain.state
+    if state is DrainState.DONE and any(move.state is not MoveState.MOVED for move in moves):
+        state = DrainState.MOVING
+    if state is DrainState.WAITING:
+        return planned(turn.step.snapshot(), replace(drain, moves=moves), turn.step.now)
+    return replace(drain, moves=moves, state=state)
+
+
+def _follow(turn: Round, drain: Drain, move: Move) -> Move:
+    step, now = turn.step, turn.step.now
+    old = step.replicas.get(move.replica)
+    if old is None or drain.node not in nodes_of(old):
+        return _ended(step, move, old)
+    if old.lost:
+        return _become(move, MoveState.BLOCKED, f"was lost with its node, and {drain.node} may bring it back", now)
+    if old.state is ReplicaState.DRAINING:
+        shifting = _still_sending(step.cluster, old, now)
+        if shifting:
+            return _counted(step, _become(move, MoveState.SHIFTING, shifting, now))
+        return _counted(step, _become(move, MoveState.FINISHING, "finishes its requests in flight", now))
+    if old.state in (ReplicaState.STOPPING, ReplicaState.FAILED):
+        return _counted(step, _become(move, MoveState.STOPPING, old.why, now))
+    new = replacement(step, old)
+    if new is not None:
+        words = f"{new.id} takes over from it: {new.why}"
+        starting = replace(move, replacement=new.id, targets=nodes_of(new) or move.targets)
+        return _become(starting, MoveState.STARTING, words, now)
+    if old.id in turn.given_up:
+        name, words = turn.given_up[old.id]
+        words += f"; another is tried at {clock(now.wall_s + TRY_AGAIN_S)}"
+        return _become(replace(move, replacement=name), MoveState.BLOCKED, words, now)
+    if move.state in (MoveState.PENDING, MoveState.BLOCKED):
+        return move
+    return _become(replace(move, replacement=None), MoveState.PENDING, "its replacement is gone", now)
+
+
+def _ended(step: Step, move: Move, old: Replica | None) -> Move:
+    if move.state is MoveState.MOVED:
+        return move
+    new = step.replicas.get(move.replacement) if move.replacement is not None else None
+    if old is not None:
+        words = f"left by itself: {old.state.value}" + "".join(f" on {node}" for node in nodes_of(old)[:1])
+    elif new is not None:
+        words = f"{new.id} on {', '.join(nodes_of(new))} took over" if new.placements else f"{new.id} took over"
+    else:
+        words = "has stopped"
+    return _become(_counted(step, move), MoveState.MOVED, words, step.now)
+
+
+def _become(move: Move, state: MoveState, why: str, now: Instant) -> Move:
+    if state is move.state:
+        return replace(move, why=why)
+    seconds = dict(move.seconds)
+    if move.state in UNDER_WAY:
+        phase = move.state.value
+        seconds[phase] = seconds.get(phase, 0.0) + max(now.wall_s - move.since, 0.0)
+    return replace(move, state=state, why=why, since=now.wall_s, seconds=seconds)
+
+
+def _still_sending(cluster: Cluster, replica: Replica, now: Instant) -> str:
+    """Which gateways may still send it something new; empty: none."""
+    behind = []
+    for key, gateway in sorted(cluster.gateways.items()):
+        if gateway.connected and (gateway.may_send is None or replica.id in gateway.may_send):
+            behind.append(f"gateway {key} has not taken up the table without it yet")
+        elif not gateway.connected and now.monotonic_s < gateway.heard_at_s + cluster.lease_s:
+            behind.append(f"gateway {key} is not connected: the lease of its table runs on")
+    if now.monotonic_s < cluster.tables_settled_at_s:
+        behind.append("gateways that have not come back may send by an older table: its lease runs on")
+    return "; ".join(behind)
+
+
+def _counted(step: Step, move: Move) -> Move:
+    """With the requests that ended since the original left the table. Gateways that start anew count from 0."""
+    seen = [gateway.traffic.get(move.replica) for gateway in step.cluster.gateways.values()]
+    finished = sum(traffic.finished for traffic in seen if traffic is not None)
+    broken = sum(traffic.broken for traffic in seen if traffic is not None)
+    return replace(move, finished=max(finished, move.finished), broken=max(broken, move.broken))
+
+
+# -- taking up the next
+
+
+def _begun(turn: Round, drain: Drain) -> Drain:
+    """Begin the first move that can, where none is under way."""
+    if drain.state is not DrainState.MOVING or any(move.state in UNDER_WAY for move in drain.moves):
+        return drain
+    moves = list(drain.moves)
+    for index, move in enumerate(moves):
+        old = turn.step.replicas.get(move.replica)
+        if old is None or old.lost or move.state is MoveState.MOVED or drain.node not in nodes_of(old):
+            continue
+        if _waits_to_retry(move, turn.step.now):
+            continue
+        moves[index] = _begin(turn, drain, old, move)
+        if moves[index].state in UNDER_WAY:
+            break
+    return replace(drain, moves=tuple(moves))
+
+
+def _begin(turn: Round, drain: Drain, old: Replica, move: Move) -> Move:
+    step, now = turn.step, turn.step.now
+    reason = f"{drain.node} is being drained"
+    spec = spec_beside(step.cluster, old)
+    if spec is None or not has_served(old):
+        start_draining(step, old, reason)
+        return _become(move, MoveState.STOPPING, reason, now)
+    made = turn.make(spec, old, reason, prefer=() if move.downtime else move.targets)
+    if isinstance(made, Replica):
+        return _become(replace(move, replacement=made.id, downtime=False), MoveState.STARTING, made.why, now)
+    if may_stop_first(drain, old):
+        start_draining(step, old, f"{reason}, and it may stop before there is another place: {made}")
+        return _become(replace(move, downtime=True, replacement=None), MoveState.SHIFTING, made, now)
+    return _become(replace(move, replacement=None), MoveState.BLOCKED, _no_room(drain, old, made), now)
+
+
+def _no_room(drain: Drain, old: Replica, short: str) -> str:
+    return (
+        f"there is no other place for it now: {short}; it is tried again whenever something changes, or "
+        f"`llmgw ctl drain {drain.node} --allow-downtime {old.model}` lets it stop first"
+    )
+
+
+# -- the whole
+
+
+def _settled(step: Step, node: Node, drain: Drain) -> Drain:
+    stuck = blocked(drain)
+    if drain.state is DrainState.WAITING:
+        return replace(drain, why=waiting_words(stuck))
+    if _is_empty(step, node) and all(move.state is MoveState.MOVED for move in drain.moves):
+        return replace(drain, state=DrainState.DONE, why=report(drain))
+    moved = sum(move.state is MoveState.MOVED for move in drain.moves)
+    words = f"{moved} of {count(len(drain.moves), 'replica')} moved"
+    words += "".join(
+        f"; {move.replica} is {move.state.value}: {move.why}" for move in drain.moves if move.state in UNDER_WAY
+    )
+    words += "".join(f"; {move.replica} is blocked: {move.why}" for move in stuck)
+    return replace(drain, state=DrainState.MOVING, why=words)
+
+
+def _is_empty(step: Step, node: Node) -> bool:
+    placed = any(node.id in nodes_of(replica) for replica in step.replicas.values())
+    return not placed and all(shard.state in ENDED for shard in node.shards)
+
+
+def report(drain: Drain) -> str:
+    """What became of the drain: replicas moved, requests finished and broken, seconds in each phase."""
+    finished = sum(move.finished for move in drain.moves)
+    broken = sum(move.broken for move in drain.moves)
+    words = f"{count(len(drain.moves), 'replica')} moved, {count(finished, 'request')} finished, {broken} broken"
+    seconds: Counter[str] = Counter()
+    for move in drain.moves:
+        seconds.update({phase: taken for phase, taken in move.seconds.items() if phase in _PHASES})
+    spent = ", ".join(f"{phase} {seconds[phase]:.1f} s" for phase in _PHASES if phase in seconds)
+    return f"{words}; {spent}" if spent else words
+
+
+def _tell(step: Step, before: Drain, after: Drain) -> None:
+    node = after.node
+    if after.state is not before.state:
+        if after.state is DrainState.DONE:
+            step.note("drain.done", node, f"{node} is drained: {after.why}")
+        elif before.state is DrainState.WAITING:
+            step.note("drain.moving", node, f"everything on {node} can move now: {after.why}")
+    was = {move.replica: move.state for move in before.moves}
+    for move in blocked(after) if after.state is DrainState.MOVING else ():
+        if was.get(move.replica) is not MoveState.BLOCKED:
+            step.note("drain.blocked", node, f"{move.replica} of {move.model} can't leave {node}: {move.why}")

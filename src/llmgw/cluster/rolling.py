@@ -1,0 +1,236 @@
+"""What runs otherwise than the catalog says is rolled over: one replica of a model at a time, its replacement first.
+
+A roll goes back by itself: where the replacement does not become ready, the originals serve on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from llmgw.cluster.actions import Action, Note, PutReplica
+from llmgw.cluster.beside import Round, has_served, original, stands
+from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.lifecycle import RUNNING, start_draining, stop, told
+from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
+from llmgw.cluster.placement import Planner, Refusal
+from llmgw.cluster.step import Step
+
+GIVEN_UP = "not rolled over: "
+"""How the line begins that a given-up roll leaves in a replica's story."""
+_BY_RESTART = "an operator asked for a restart"
+
+
+def outdated(cluster: Cluster, replica: Replica) -> str:
+    """What the catalog says otherwise now than the generation that runs was started with; empty: nothing."""
+    spec = cluster.catalog.model(replica.model)
+    return ", ".join(_changes(spec, replica)) if spec is not None and replica.state in RUNNING else ""
+
+
+def given_up(cluster: Cluster, replica: Replica) -> bool:
+    """True where the catalog as it is now was tried in the replica's place, and did not become ready."""
+    spec = cluster.catalog.model(replica.model)
+    return spec is not None and _gave_up_on(replica, spec)
+
+
+def given_up_words(replica: Replica) -> str:
+    """How the last roll that was given up ended."""
+    lines = (line.why for line in reversed(replica.story))
+    return next((why.removeprefix(GIVEN_UP) for why in lines if why.startswith(GIVEN_UP)), "")
+
+
+def spec_beside(cluster: Cluster, replica: Replica) -> ModelSpec | None:
+    """What a replacement of the replica is started from: the catalog, unless that was tried and did not get ready."""
+    spec = cluster.catalog.model(replica.model)
+    return replica.spec if spec is not None and _gave_up_on(replica, spec) else spec
+
+
+def spec_in_place(where: Cluster | Step, replica: Replica) -> ModelSpec | None:
+    """What the replica's own next generation is started from. While a changed catalog is on trial in a replacement,
+    and after it has failed there, the others come back as they were."""
+    cluster = where.cluster if isinstance(where, Step) else where
+    spec = cluster.catalog.model(replica.model)
+    if spec is None or replica.spec is None or same_to_run(replica.spec, spec):
+        return spec
+    if _gave_up_on(replica, spec):
+        return replica.spec
+    on_trial = replica.replaces is None and any(
+        other.model == replica.model and stands(other) and original(where, other) is not None
+        for other in where.replicas.values()
+    )
+    return replica.spec if on_trial else spec
+
+
+def restart(cluster: Cluster, model: str, allow_downtime: bool, now: Instant) -> tuple[Action, ...]:
+    """Have every replica of the model replaced by a fresh one; one that waits for its next generation gets it now.
+
+    With ``allow_downtime`` one may stop first where there is no room for its replacement beside it.
+    """
+    actions: list[Action] = []
+    for _, old in sorted(cluster.replicas.items()):
+        if old.model != model or not stands(old) or old.state is ReplicaState.UNPLACED:
+            continue
+        if old.state is ReplicaState.FAILED:
+            new = replace(old, retry_at=None)
+        elif original(cluster, old) is not None:
+            continue  # It is fresh, and on its way.
+        else:
+            new = replace(old, restart=True, may_stop_first=allow_downtime, not_rolled_to=None)
+        if new != old:
+            actions.append(PutReplica(told(new, _BY_RESTART, now) if new.restart else new))
+    if actions:
+        actions.append(Note("model.restart", model, f"{model} is restarted: {_BY_RESTART}"))
+    return tuple(actions)
+
+
+def reason(cluster: Cluster, replica: Replica) -> str:
+    """Why the replica is to be rolled over; empty: it is not."""
+    if replica.restart:
+        return _BY_RESTART
+    spec = cluster.catalog.model(replica.model)
+    changed = _changes(spec, replica) if spec is not None else []
+    if spec is None or not changed or _gave_up_on(replica, spec):
+        return ""
+    return f"the catalog was changed since it was started ({', '.join(changed)})"
+
+
+def roll(turn: Round) -> None:
+    """Take the next step of every roll."""
+    step = turn.step
+    due: dict[str, list[Replica]] = {}
+    specs = {spec.name: spec for spec in step.cluster.catalog.models}
+    for replica in step.replicas.values():
+        if replica.restart or (replica.model in specs and _differs(specs[replica.model], replica)):
+            due.setdefault(replica.model, []).append(replica)
+    for model in sorted(due):
+        _roll_model(turn, model, sorted(due[model], key=lambda replica: (replica.number, replica.id)))
+
+
+def give_up(step: Step, old: Replica, new: Replica, words: str) -> None:
+    """Stop a replacement that failed for good. What it was to bring is not tried again until it changes."""
+    spec = step.cluster.catalog.model(old.model)
+    stop(step, new, f"given up: {words}")
+    if spec is None:
+        return
+    tried = new.spec is not None and same_to_run(new.spec, spec)
+    rolled = False
+    for replica in list(step.replicas.values()):
+        if replica.model != old.model or not stands(replica) or original(step, replica) is not None:
+            continue
+        stays = replica
+        if tried and _changes(spec, replica) and not _gave_up_on(replica, spec):
+            stays = replace(stays, not_rolled_to=spec)
+        if replica.restart:
+            stays = replace(stays, restart=False, may_stop_first=False)
+        if stays is not replica:
+            # A line of its story alone: it serves on, and its own words say so.
+            step.put(replace(told(stays, f"{GIVEN_UP}{words}", step.now), why=replica.why))
+            rolled = True
+    if rolled:
+        step.note("roll.given-up", old.id, f"{old.model} is not rolled over, {old.id} serves on as it was: {words}")
+
+
+def held_by(cluster: Cluster, replica: Replica) -> str:
+    """What the roll of a replica waits for, that is due and has no replacement yet."""
+    others = [other for other in cluster.replicas.values() if other.model == replica.model]
+    busy = _on_the_move(others)
+    if busy is not None:
+        return f"its turn comes when {busy.id} has moved"
+    unready = _rolled_and_unready(cluster, replica, others)
+    if unready is not None:
+        return f"its turn comes when {unready.id}, which follows the catalog already, is ready"
+    spec = spec_beside(cluster, replica)
+    refusal = Planner(cluster).place(spec) if spec is not None else None
+    if not isinstance(refusal, Refusal):
+        return "a replacement is made next"
+    words = f"there is no room for a replacement beside it ({refusal.summary})"
+    if replica.may_stop_first:
+        return f"{words}; it stops first once all others of {replica.model} are ready"
+    return f"{words}; `llmgw ctl restart {replica.model} --allow-downtime` stops it first"
+
+
+def same_to_run(one: ModelSpec, other: ModelSpec) -> bool:
+    """True where the two differ at most in how many replicas they ask for."""
+    return one is other or replace(one, replicas=other.replicas) == other
+
+
+def differs(spec: ModelSpec, replica: Replica) -> bool:
+    """True where the generation that runs was started from something else than ``spec``."""
+    return bool(_changes(spec, replica))
+
+
+def _roll_model(turn: Round, model: str, due: list[Replica]) -> None:
+    step = turn.step
+    serving: list[Replica] = []
+    for replica in due:
+        if not stands(replica) or original(step, replica) is not None or not reason(step.cluster, replica):
+            continue
+        if replica.state not in RUNNING:
+            # Its next generation is a fresh one, of the catalog as it is now.
+            step.put(replace(replica, restart=False, may_stop_first=False))
+        elif has_served(replica):
+            serving.append(replica)
+        else:
+            start_draining(step, replica, reason(step.cluster, replica))
+    if serving:
+        _replace_one(turn, model, serving)
+
+
+def _replace_one(turn: Round, model: str, serving: list[Replica]) -> None:
+    step = turn.step
+    others = [replica for replica in step.replicas.values() if replica.model == model]
+    if _on_the_move(others) is not None:
+        return
+    for replica in serving:
+        if _rolled_and_unready(step.cluster, replica, others) is not None:
+            continue
+        spec = spec_beside(step.cluster, replica)
+        if spec is not None and isinstance(turn.make(spec, replica, reason(step.cluster, replica)), Replica):
+            return
+    for replica in serving:
+        rest = [other for other in others if other.id != replica.id and stands(other)]
+        if replica.may_stop_first and all(other.state is ReplicaState.READY for other in rest):
+            start_draining(step, replica, f"{reason(step.cluster, replica)}; it may stop before there is another")
+            return
+
+
+def _on_the_move(replicas: Iterable[Replica]) -> Replica | None:
+    """One that has a replacement on its way, or has yet to make way for it."""
+    by_id = {replica.id: replica for replica in replicas}
+    olds = (by_id.get(replica.replaces) for replica in by_id.values() if replica.replaces and stands(replica))
+    return next((old for old in olds if old is not None and not old.lost), None)
+
+
+def _rolled_and_unready(cluster: Cluster, replica: Replica, others: Iterable[Replica]) -> Replica | None:
+    """Where a changed catalog is rolled out: one that follows it and is not ready, so that it may be no good."""
+    if replica.restart and not outdated(cluster, replica):
+        return None
+    for other in others:
+        runs = other.state in RUNNING or other.state is ReplicaState.FAILED
+        spec = cluster.catalog.model(other.model)
+        if other.id == replica.id or not stands(other) or not runs or spec is None or other.replaces is not None:
+            continue
+        if other.state is not ReplicaState.READY and not _changes(spec, other) and not other.restart:
+            return other
+    return None
+
+
+def _gave_up_on(replica: Replica, spec: ModelSpec) -> bool:
+    return replica.not_rolled_to is not None and same_to_run(replica.not_rolled_to, spec)
+
+
+def _differs(spec: ModelSpec, replica: Replica) -> bool:
+    return replica.state in RUNNING and replica.spec is not spec and bool(_changes(spec, replica))
+
+
+def _changes(spec: ModelSpec, replica: Replica) -> list[str]:
+    was, profile = replica.spec, replica.profile
+    if was is None or profile is None or was is spec:
+        return []
+    changed = [name for name in ("source", "task", "aliases") if getattr(spec, name) != getattr(was, name)]
+    same_name = next((other for other in spec.profiles if other.name == profile.name), None)
+    if same_name is None:
+        changed.append(f"profile {profile.name}, which is gone")
+    elif same_name != profile:
+        changed.append(f"profile {same_name.name}")
+    return changed
