@@ -38,6 +38,7 @@ from llmgw.link.session import Session
 from llmgw.pki.certificate import PeerIdentity
 from llmgw.store.base import Saved, Store
 from llmgw.store.memory import MemoryStore
+from tests.control.leading import leading
 
 GIB = 2**30
 CATALOG = Catalog(
@@ -186,7 +187,7 @@ def ready(shard: DesiredShard) -> ObservedShard:
 async def open_floor(folder: Path, store: Store | None = None) -> AsyncIterator[ControlFloor]:
     """Starts from what the store holds, as a control plane does."""
     store = store or MemoryStore()
-    epoch = await store.lead("test")
+    leadership = await leading(store)
     saved: Saved = await store.load()
     newest = await store.events(limit=1)
     cluster = Cluster(
@@ -194,11 +195,14 @@ async def open_floor(folder: Path, store: Store | None = None) -> AsyncIterator[
         catalog=CATALOG,
         nodes={node.id: node for node in saved.nodes},
         replicas={replica.id: replica for replica in saved.replicas},
+        drains={drain.node: drain for drain in saved.drains},
         scale=saved.scale,
         replicas_made=saved.replicas_made,
         secret=saved.secret,
     )
-    plane = Plane(cluster, store=store, epoch=epoch, saved=saved, last_event=newest[-1].id if newest else None)
+    plane = Plane(
+        cluster, store=store, leadership=leadership, saved=saved, last_event=newest[-1].id if newest else None
+    )
     task = asyncio.ensure_future(plane.run())
     try:
         yield ControlFloor(plane, store, folder)

@@ -21,6 +21,7 @@ from llmgw.link.server import Peer
 from llmgw.store.base import Saved
 from llmgw.store.memory import MemoryStore
 from tests.control.floor import ENGINE, GIB, VITALS, dialled_in, inventory
+from tests.control.leading import leading
 
 SIM = Catalog(models=(ModelSpec(name="m", profiles=(Profile(name="p", engine="sim", memory_bytes=GIB),), replicas=3),))
 
@@ -85,7 +86,7 @@ async def sent(peer: Peer) -> object:
 async def open_floor() -> AsyncIterator[Floor]:
     store = MemoryStore()
     plane = Plane(
-        Cluster(name="c", catalog=SIM, secret="s"), store=store, epoch=await store.lead("test"), saved=Saved()
+        Cluster(name="c", catalog=SIM, secret="s"), store=store, leadership=await leading(store), saved=Saved()
     )
     desk = Desk(plane, Logs())
     task = asyncio.ensure_future(plane.run())

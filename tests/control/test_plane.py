@@ -22,10 +22,12 @@ from llmgw.cluster.model import (
     Vitals,
 )
 from llmgw.control import fold
-from llmgw.control.plane import Deposed, NotWritten, Plane
+from llmgw.control.leadership import Deposed
+from llmgw.control.plane import NotWritten, Plane
 from llmgw.link.messages import Heartbeat, Hello, Observed
 from llmgw.store.base import Change, Fenced, Saved, StoreError
 from llmgw.store.memory import MemoryStore
+from tests.control.leading import leading
 
 GIB = 2**30
 SIM = Catalog(
@@ -105,8 +107,10 @@ class Bench:
 @asynccontextmanager
 async def running(catalog: Catalog = SIM) -> AsyncIterator[Bench]:
     store, time = Recording(), Time()
-    epoch = await store.lead("test")
-    plane = Plane(Cluster(name="c", catalog=catalog, secret="s"), store=store, epoch=epoch, saved=Saved(), clock=time)
+    leadership = await leading(store, clock=time)
+    plane = Plane(
+        Cluster(name="c", catalog=catalog, secret="s"), store=store, leadership=leadership, saved=Saved(), clock=time
+    )
     task = asyncio.ensure_future(plane.run())
     try:
         yield Bench(plane, store, time)
@@ -199,9 +203,11 @@ async def test_a_fault_of_our_own_is_said_and_what_came_after_is_taken_up() -> N
 
 async def test_a_deposed_leader_stops() -> None:
     store, time = Recording(), Time()
-    epoch = await store.lead("first")
-    plane = Plane(Cluster(name="c", catalog=SIM, secret="s"), store=store, epoch=epoch, saved=Saved(), clock=time)
-    await store.lead("second")
+    leadership = await leading(store, "first", time)
+    plane = Plane(
+        Cluster(name="c", catalog=SIM, secret="s"), store=store, leadership=leadership, saved=Saved(), clock=time
+    )
+    await leading(store, "second")
     with pytest.raises(Deposed, match="another control plane has taken the lead"):
         async with asyncio.timeout(10):
             await plane.run()
@@ -269,10 +275,10 @@ async def test_what_can_not_be_sent_out_stops_no_decision_and_is_tried_again() -
 
 async def test_a_question_of_a_deposed_leader_stops_it() -> None:
     store, time = Recording(), Time()
-    epoch = await store.lead("first")
-    plane = Plane(Cluster(name="c", secret="s"), store=store, epoch=epoch, saved=Saved(), clock=time)
+    leadership = await leading(store, "first", time)
+    plane = Plane(Cluster(name="c", secret="s"), store=store, leadership=leadership, saved=Saved(), clock=time)
     task = asyncio.ensure_future(plane.run())
-    await store.lead("second")
+    await leading(store, "second")
     with pytest.raises(Fenced):
         await plane.ask(lambda: plane.set_scale("m", 3))
     with pytest.raises(Deposed):
@@ -297,10 +303,10 @@ async def test_a_scale_override_ends_when_the_file_says_another_number() -> None
     async with running() as bench:
         await bench.plane.ask(lambda: bench.plane.set_scale("m", 3))
         same = replace(SIM, models=(replace(SIM.models[0], aliases=("a",)),))
-        bench.plane.tell(lambda: bench.plane.take_catalog(same, suspect_after_s=15, lost_after_s=30))
+        bench.plane.tell(lambda: bench.plane.take_catalog(same, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
         await bench.settled(lambda: bench.plane.cluster.catalog == same)
         assert bench.plane.cluster.scale == {"m": 3}
         other = replace(SIM, models=(replace(SIM.models[0], replicas=2),))
-        bench.plane.tell(lambda: bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30))
+        bench.plane.tell(lambda: bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
         await bench.settled(lambda: bench.plane.cluster.scale == {})
         assert (await bench.store.load()).scale == {}

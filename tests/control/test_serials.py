@@ -11,6 +11,7 @@ from llmgw.control.plane import Plane
 from llmgw.control.serials import Serials
 from llmgw.store.base import Change, Saved, StoreError
 from llmgw.store.memory import MemoryStore
+from tests.control.leading import leading
 
 NODES = {f"{number:02x}": f"n{number}" for number in range(50)}
 
@@ -35,8 +36,8 @@ class FullAtFirst(MemoryStore):
 
 @asynccontextmanager
 async def running(store: FullAtFirst, saved: Saved) -> AsyncIterator[Plane]:
-    epoch = await store.lead("test")
-    plane = Plane(Cluster(name="c", secret="s"), store=store, epoch=epoch, saved=saved)
+    leadership = await leading(store)
+    plane = Plane(Cluster(name="c", secret="s"), store=store, leadership=leadership, saved=saved)
     task = asyncio.ensure_future(plane.run())
     try:
         yield plane

@@ -21,9 +21,15 @@ def step(number: int, filling: str = "") -> Change:
     )
 
 
+async def leading(store: SqliteStore) -> int:
+    taken = await store.lead("child", lease_s=30.0, alone=True)
+    assert taken is not None
+    return taken.epoch
+
+
 async def write_forever(path: Path) -> None:
     store = await SqliteStore.open(path)
-    epoch = await store.lead("child")
+    epoch = await leading(store)
     number = 0
     while True:
         number += 1
@@ -50,7 +56,7 @@ async def fill_the_disk(path: Path) -> None:
     ballast = path.with_name("ballast")
     ballast.write_bytes(b"x" * 300_000)
     store = await SqliteStore.open(path)
-    epoch = await store.lead("child")
+    epoch = await leading(store)
     number, filling = 0, "x" * 50_000
     try:
         while True:

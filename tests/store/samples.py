@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from llmgw.cluster.catalog import ModelSpec, Profile
 from llmgw.cluster.model import (
     Cpu,
+    Drain,
     EngineOnNode,
     EngineState,
     Exit,
     Gpu,
     Inventory,
+    Move,
+    MoveState,
     Node,
     NodeState,
     ObservedShard,
@@ -86,6 +89,21 @@ def replica(id: str = "m-abcde", **changes: Any) -> Replica:
         last_exit=Exit(signal="SIGKILL", last_lines=("loading", "out of memory")),
         story=tuple(StoryLine(at=float(i), generation=3, state="starting", why=f"line {i}") for i in range(3)),
     )
+    return dataclasses.replace(whole, **changes)
+
+
+def drain(node: str = "llmgw-node01", **changes: Any) -> Drain:
+    move = Move(
+        replica="m-abcde",
+        model="m",
+        state=MoveState.STARTING,
+        why="loading",
+        targets=("llmgw-node02",),
+        replacement="m-fghij",
+        since=5.0,
+        seconds={"pending": 0.5},
+    )
+    whole = Drain(node=node, since=4.0, in_flight_s=60.0, allow_downtime=("x",), wait=True, moves=(move,))
     return dataclasses.replace(whole, **changes)
 
 

@@ -11,11 +11,12 @@ import pytest
 from llmgw.store.base import Change, StoreError
 from llmgw.store.sqlite import SqliteStore
 
+from .leading import lead
 from .samples import event, key, node, replica
 
 
 async def fill(store: SqliteStore) -> int:
-    epoch = await store.lead("first life")
+    epoch = await lead(store, "first life")
     await store.commit(
         epoch,
         Change(
@@ -45,14 +46,14 @@ async def test_a_backup_restores_as_the_page_on_backups_says(sqlite: SqliteStore
     restored = await SqliteStore.open(restored_to / "llmgw.db")
     assert await restored.load() == before
     assert await restored.events() == events
-    again = await restored.lead("second life")
+    again = await lead(restored, "second life")
     assert again > epoch
     await restored.commit(again, Change(nodes=[node("new")]))
     await restored.close()
 
 
 async def test_a_backup_made_while_steps_are_written_holds_whole_steps(sqlite: SqliteStore, tmp_path: Path) -> None:
-    epoch = await sqlite.lead("a")
+    epoch = await lead(sqlite, "a")
 
     async def write() -> None:
         for number in range(150):

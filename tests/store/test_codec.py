@@ -5,19 +5,21 @@ import json
 import pytest
 from hypothesis import given, settings
 
-from llmgw.cluster.model import Node, Replica
+from llmgw.cluster.model import Drain, Node, Replica
 from llmgw.store.base import ApiKey, Event, StoreError
-from llmgw.store.bounds import with_bounded_story
 from llmgw.store.codec import (
+    DRAINS,
     EVENTS,
     KEYS,
     LIVE_FIELDS,
     NODES,
     REPLICAS,
+    encode_drain,
     encode_event,
     encode_key,
     encode_node,
     encode_replica,
+    without_clock,
     without_session,
 )
 
@@ -33,7 +35,13 @@ def test_nodes_come_back_without_their_session(node: Node) -> None:
 @settings(max_examples=60)
 @given(anything(Replica))
 def test_replicas_come_back(replica: Replica) -> None:
-    assert REPLICAS.decode("r", encode_replica(replica)) == with_bounded_story(replica)
+    assert REPLICAS.decode("r", encode_replica(replica)) == without_clock(replica)
+
+
+@settings(max_examples=60)
+@given(anything(Drain))
+def test_drains_come_back(drain: Drain) -> None:
+    assert DRAINS.decode("n", encode_drain(drain)) == drain
 
 
 @settings(max_examples=60)
@@ -45,6 +53,10 @@ def test_events_and_keys_come_back(event: Event, key: ApiKey) -> None:
 
 def test_nothing_of_a_session_is_in_the_row() -> None:
     assert not LIVE_FIELDS & json.loads(encode_node(node())).keys()
+
+
+def test_a_deadline_of_one_control_planes_clock_is_not_in_the_row() -> None:
+    assert "drained_by_s" not in json.loads(encode_replica(replica(drained_by_s=12.5)))
 
 
 def test_a_row_of_an_older_llmgw_loads_with_defaults() -> None:

@@ -15,12 +15,16 @@ from llmgw.store.bounds import STORY_KEPT
 from llmgw.store.codec import without_session
 
 from .conftest import MakeStore
-from .samples import event, key, node, replica
+from .leading import lead
+from .samples import drain, event, key, node, replica
 
 Write = Callable[[Store, int], Awaitable[object]]
 
 WRITES: dict[str, Write] = {
     "commit": lambda store, epoch: store.commit(epoch, Change(nodes=[node("new")], events=[event(99)])),
+    "a drain": lambda store, epoch: store.commit(epoch, Change(drains=[drain("new")])),
+    "an undrain": lambda store, epoch: store.commit(epoch, Change(removed_drains=["old"])),
+    "renew": lambda store, epoch: store.renew(epoch, 60.0),
     "an empty commit": lambda store, epoch: store.commit(epoch, Change()),
     "a removal": lambda store, epoch: store.commit(epoch, Change(removed_nodes=["old"], removed_replicas=["m-aaaaa"])),
     "set_scale": lambda store, epoch: store.set_scale(epoch, "m", 5, 1),
@@ -44,17 +48,20 @@ async def test_each_store_has_a_secret_of_its_own(make_store: MakeStore) -> None
 
 
 async def test_each_lead_is_higher_than_the_one_before(store: Store) -> None:
-    epochs = [await store.lead(holder) for holder in ("a", "b", "b", "a")]
+    epochs = [await lead(store, holder) for holder in ("a", "b", "b", "a")]
     assert epochs == sorted(set(epochs))
     assert epochs[0] >= 1
 
 
 async def test_a_step_comes_back_as_it_was_written(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     nodes = (node("n1"), node("n2", state=NodeState.DRAINING, why="asked to drain", inventory=None))
     replicas = (replica("m-aaaaa"), replica("m-bbbbb", placements=(), last_exit=None))
-    await store.commit(epoch, Change(nodes=nodes, replicas=replicas, replicas_made={"m": 2}, events=[event(1)]))
+    drains = (drain("n1"), drain("n2", moves=()))
+    step = Change(nodes=nodes, replicas=replicas, drains=drains, replicas_made={"m": 2}, events=[event(1)])
+    await store.commit(epoch, step)
     saved = await store.load()
+    assert saved.drains == drains
     assert saved.nodes == tuple(without_session(node) for node in nodes)
     assert saved.replicas == replicas
     assert saved.replicas_made == {"m": 2}
@@ -62,7 +69,7 @@ async def test_a_step_comes_back_as_it_was_written(store: Store) -> None:
 
 
 async def test_a_node_comes_back_without_its_session(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(nodes=[node(session=7, heard_at_s=5.0)]))
     (saved,) = (await store.load()).nodes
     assert (saved.session, saved.vitals, saved.heard_at_s, saved.shards) == (None, None, 0.0, ())
@@ -71,7 +78,7 @@ async def test_a_node_comes_back_without_its_session(store: Store) -> None:
 
 
 async def test_the_last_write_of_a_thing_counts(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(nodes=[node(why="first")], replicas=[replica(generation=1)]))
     await store.commit(epoch, Change(nodes=[node(why="second")], replicas=[replica(generation=2)]))
     saved = await store.load()
@@ -80,7 +87,7 @@ async def test_the_last_write_of_a_thing_counts(store: Store) -> None:
 
 
 async def test_all_comes_back_in_order_of_id(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     for id in ("n2", "n10", "n1"):
         await store.commit(epoch, Change(nodes=[node(id)], replicas=[replica(id)]))
         await store.put_key(epoch, key(id))
@@ -90,7 +97,7 @@ async def test_all_comes_back_in_order_of_id(store: Store) -> None:
 
 
 async def test_removed_things_are_gone_and_removing_them_again_is_no_error(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(nodes=[node("n1"), node("n2")], replicas=[replica("m-aaaaa"), replica("m-bbbbb")]))
     for _ in range(2):
         await store.commit(epoch, Change(removed_nodes=["n1"], removed_replicas=["m-aaaaa"]))
@@ -100,7 +107,7 @@ async def test_removed_things_are_gone_and_removing_them_again_is_no_error(store
 
 
 async def test_what_is_both_written_and_removed_is_removed(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     change = Change(
         nodes=[node("n1")], removed_nodes=["n1"], replicas=[replica("m-aaaaa")], removed_replicas=["m-aaaaa"]
     )
@@ -110,14 +117,14 @@ async def test_what_is_both_written_and_removed_is_removed(store: Store) -> None
 
 
 async def test_the_count_of_replicas_made_never_falls(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(replicas_made={"m": 5, "other": 1}))
     await store.commit(epoch, Change(replicas_made={"m": 3}, removed_replicas=["m-aaaaa"]))
     assert (await store.load()).replicas_made == {"m": 5, "other": 1}
 
 
 async def test_a_story_keeps_its_last_lines(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     story = tuple(StoryLine(at=float(i), generation=1, state="failed", why=str(i)) for i in range(STORY_KEPT + 50))
     await store.commit(epoch, Change(replicas=[replica(story=story)]))
     (saved,) = (await store.load()).replicas
@@ -125,7 +132,7 @@ async def test_a_story_keeps_its_last_lines(store: Store) -> None:
 
 
 async def test_scale_is_an_override_that_can_be_taken_back(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.set_scale(epoch, "m", 3, 1)
     await store.set_scale(epoch, "other", 0, 2)
     await store.set_scale(epoch, "m", 4, 2)
@@ -138,21 +145,21 @@ async def test_scale_is_an_override_that_can_be_taken_back(store: Store) -> None
 
 
 async def test_a_key_is_added_and_revoked(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.put_key(epoch, key())
     await store.put_key(epoch, key(revoked_at=9.5))
     assert (await store.load()).keys == (key(revoked_at=9.5),)
 
 
 async def test_a_serial_is_entered_once_and_stays_with_its_node(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(serials={"0a": "n1"}))
     await store.commit(epoch, Change(serials={"0a": "n2", "0b": "n1"}))
     assert (await store.load()).serials == {"0a": "n1", "0b": "n1"}
 
 
 async def test_the_admin_token_is_the_last_one_set(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.set_admin_token(epoch, "first")
     await store.set_admin_token(epoch, "second")
     assert (await store.load()).admin_token_hash == "second"
@@ -160,10 +167,11 @@ async def test_the_admin_token_is_the_last_one_set(store: Store) -> None:
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 async def test_a_deposed_leader_writes_nothing_at_all(store: Store, write: Write) -> None:
-    deposed = await store.lead("old-leader")
+    deposed = await lead(store, "old-leader")
     await store.commit(deposed, Change(nodes=[node("old")], replicas=[replica("m-aaaaa")], events=[event(1)]))
+    await store.commit(deposed, Change(drains=[drain("old")]))
     await store.set_scale(deposed, "old", 2, 1)
-    leader = await store.lead("new-leader")
+    leader = await lead(store, "new-leader")
     before, events = await store.load(), await store.events()
     with pytest.raises(Fenced, match=rf"epoch {deposed} .*nothing was written: 'new-leader' leads with epoch {leader}"):
         await write(store, deposed)
@@ -181,7 +189,7 @@ async def test_nobody_writes_before_somebody_leads(store: Store, write: Write) -
 
 
 async def test_an_epoch_that_is_not_given_out_yet_is_refused(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     with pytest.raises(Fenced):
         await store.commit(epoch + 1, Change(nodes=[node()]))
 
@@ -195,7 +203,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 async def test_a_step_that_could_not_be_read_back_is_refused_whole(store: Store, bad: Change) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     before = await store.load()
     with pytest.raises(StoreError, match="nothing of this step was written"):
         await store.commit(epoch, bad)
@@ -204,7 +212,7 @@ async def test_a_step_that_could_not_be_read_back_is_refused_whole(store: Store,
 
 
 async def test_a_step_written_twice_is_written_once(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     step = Change(nodes=[node()], replicas=[replica()], replicas_made={"m": 1}, events=[event(1), event(2)])
     await store.commit(epoch, step)
     once = await store.load()
@@ -214,7 +222,7 @@ async def test_a_step_written_twice_is_written_once(store: Store) -> None:
 
 
 async def test_without_after_events_are_the_newest_in_order_of_time(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     for number in (3, 1, 2):
         await store.commit(epoch, Change(events=[event(number)]))
     assert await store.events() == [event(1), event(2), event(3)]
@@ -222,7 +230,7 @@ async def test_without_after_events_are_the_newest_in_order_of_time(store: Store
 
 
 async def test_with_after_events_are_the_first_that_follow(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(events=[event(number) for number in range(1, 6)]))
     assert await store.events(after=event(2).id, limit=2) == [event(3), event(4)]
     assert await store.events(after=event(5).id) == []
@@ -230,7 +238,7 @@ async def test_with_after_events_are_the_first_that_follow(store: Store) -> None
 
 
 async def test_events_of_one_subject(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(events=[event(1, "a"), event(2, "b"), event(3, "a"), event(4, ""), event(5, "a")]))
     assert await store.events(subject="a", limit=2) == [event(3, "a"), event(5, "a")]
     assert await store.events(subject="a", after=event(1).id, limit=1) == [event(3, "a")]
@@ -240,7 +248,7 @@ async def test_events_of_one_subject(store: Store) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1])
 async def test_a_limit_below_one_gives_no_events(store: Store, limit: int) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(events=[event(1)]))
     assert await store.events(limit=limit) == []
     assert await store.events(limit=limit, after="") == []
@@ -248,7 +256,7 @@ async def test_a_limit_below_one_gives_no_events(store: Store, limit: int) -> No
 
 async def test_events_stay_within_their_bound_and_the_newest_are_kept(make_store: MakeStore) -> None:
     store = await make_store(events_kept=50, prune_every=10)
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     for number in range(0, 200, 2):
         await store.commit(epoch, Change(events=[event(number), event(number + 1)]))
         assert len(await store.events(limit=1000)) <= 60
@@ -256,7 +264,7 @@ async def test_events_stay_within_their_bound_and_the_newest_are_kept(make_store
 
 
 async def test_commits_at_once_are_all_written(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     async with asyncio.TaskGroup() as group:
         for number in range(40):
             group.create_task(store.commit(epoch, Change(nodes=[node(f"n{number:02}")], events=[event(number)])))
@@ -265,7 +273,7 @@ async def test_commits_at_once_are_all_written(store: Store) -> None:
 
 
 async def test_a_cancelled_commit_is_whole_or_not_there_and_the_store_goes_on(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     for number in range(30):
         step = Change(nodes=[node(f"n{number:02}")], replicas=[replica(f"r{number:02}")], events=[event(number)])
         commit = asyncio.ensure_future(store.commit(epoch, step))
@@ -282,7 +290,7 @@ async def test_a_cancelled_commit_is_whole_or_not_there_and_the_store_goes_on(st
 
 
 async def test_what_is_given_out_is_not_what_is_inside(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(replicas_made={"m": 1}, events=[event(1)]))
     (await store.load()).replicas_made["m"] = 99
     (await store.events())[0].data["n"] = "changed"
@@ -291,9 +299,9 @@ async def test_what_is_given_out_is_not_what_is_inside(store: Store) -> None:
 
 
 async def test_a_closed_store_refuses_in_words(store: Store) -> None:
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.close()
     await store.close()
-    for call in (store.load(), store.events(), store.lead("b"), store.commit(epoch, Change()), store.backup("/x")):
+    for call in (store.load(), store.events(), lead(store, "b"), store.commit(epoch, Change()), store.backup("/x")):
         with pytest.raises(StoreError, match="closed"):
             await call

@@ -10,6 +10,7 @@ import pytest
 
 from llmgw.store.sqlite import SqliteStore
 
+from .leading import lead
 from .processes import child, on_a_file_system_of_its_own, output_of
 
 
@@ -70,7 +71,7 @@ def test_a_disk_that_is_full_from_the_start_is_told_in_words(tmp_path: Path) -> 
 async def test_another_program_that_holds_the_database_is_named_as_the_cause(
     sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    epoch = await sqlite.lead("a")
+    epoch = await lead(sqlite, "a")
     await sqlite.set_admin_token(epoch, "before")
     with sqlite._writing.connect() as connection:
         connection.exec_driver_sql("PRAGMA busy_timeout=20")

@@ -11,11 +11,12 @@ import pytest
 from llmgw.store.base import Change, Fenced, StoreError
 from llmgw.store.sqlite import SqliteStore
 
+from .leading import lead
 from .samples import event, node
 
 
 async def test_a_leader_deposed_behind_its_back_writes_nothing(sqlite: SqliteStore) -> None:
-    epoch = await sqlite.lead("frozen")
+    epoch = await lead(sqlite, "frozen")
     with closing(sqlite3.connect(sqlite.path)) as other, other:
         other.execute("UPDATE lease SET epoch = epoch + 1, holder = 'next'")
     with pytest.raises(Fenced, match=f"'next' leads with epoch {epoch + 1}"):
@@ -34,33 +35,33 @@ async def test_a_transaction_holds_the_write_lock_before_it_has_looked(sqlite: S
 
 
 async def test_writes_that_race_with_a_new_leader_come_before_it_or_not_at_all(sqlite: SqliteStore) -> None:
-    epoch = await sqlite.lead("old")
+    epoch = await lead(sqlite, "old")
     steps = [sqlite.commit(epoch, Change(nodes=[node(f"n{number}")])) for number in range(5)]
     late = [sqlite.commit(epoch, Change(nodes=[node(f"late{number}")])) for number in range(5)]
-    results = await asyncio.gather(*steps, sqlite.lead("new"), *late, return_exceptions=True)
+    results = await asyncio.gather(*steps, lead(sqlite, "new"), *late, return_exceptions=True)
     written = {node.id for node in (await sqlite.load()).nodes}
     assert written == {f"n{number}" for number in range(5)}
     assert [type(result) for result in results[6:]] == [Fenced] * 5
 
 
 async def test_an_epoch_is_not_below_the_clock_so_that_a_restored_store_leads_on(sqlite: SqliteStore) -> None:
-    first = await sqlite.lead("a")
+    first = await lead(sqlite, "a")
     with closing(sqlite3.connect(sqlite.path)) as shell, shell:
         (now,) = shell.execute("SELECT CAST(strftime('%s', 'now') AS INTEGER)").fetchone()
         shell.execute("UPDATE lease SET epoch = 5")  # As a backup from long ago would have it.
     assert first >= now - 60
-    assert await sqlite.lead("a") >= now
+    assert await lead(sqlite, "a") >= now
 
 
 async def test_epochs_rise_also_where_the_clock_is_behind(sqlite: SqliteStore) -> None:
     with closing(sqlite3.connect(sqlite.path)) as shell, shell:
         shell.execute("UPDATE lease SET epoch = 9000000000")
-    assert await sqlite.lead("a") == 9_000_000_001
-    assert await sqlite.lead("a") == 9_000_000_002
+    assert await lead(sqlite, "a") == 9_000_000_001
+    assert await lead(sqlite, "a") == 9_000_000_002
 
 
 async def test_text_and_numbers_that_sqlite_can_not_hold_are_refused(sqlite: SqliteStore) -> None:
-    epoch = await sqlite.lead("a")
+    epoch = await lead(sqlite, "a")
     for write in (sqlite.set_scale(epoch, "m", 2**70, 1), sqlite.commit(epoch, Change(serials={"\ud800": "n"}))):
         with pytest.raises(StoreError, match="can't be stored, and nothing of this step was written"):
             await write

@@ -17,6 +17,7 @@ from llmgw.store.migrate import MIGRATIONS, alembic_config, prepare
 from llmgw.store.sqlite import SqliteStore
 from llmgw.version import VERSION
 
+from .leading import lead
 from .samples import event, node, replica
 
 DATABASES = Path(__file__).with_name("databases")
@@ -55,7 +56,7 @@ def rows(path: Path, query: str) -> list[tuple[object, ...]]:
 async def filled(tmp_path: Path) -> Path:
     path = tmp_path / "data" / "llmgw.db"
     store = await SqliteStore.open(path)
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(nodes=[node()], replicas=[replica()], events=[event(1)]))
     await store.close()
     return path
@@ -121,7 +122,7 @@ async def test_what_an_earlier_llmgw_wrote_is_read(tmp_path: Path, dump: Path) -
         connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
     store = await SqliteStore.open(path)
     saved, events = await store.load(), await store.events()
-    assert await store.lead("a") > 1_764_439_403
+    assert await lead(store, "a") > 1_764_439_403
     await store.close()
     assert [(node.id, node.state) for node in saved.nodes] == [("llmgw-node01", "ready")]
     assert [(replica.id, replica.generation, len(replica.story)) for replica in saved.replicas] == [("m-abcde", 3, 3)]
@@ -129,6 +130,7 @@ async def test_what_an_earlier_llmgw_wrote_is_read(tmp_path: Path, dump: Path) -
     assert [key.id for key in saved.keys] == ["key-abcde"]
     assert (saved.serials, saved.secret, saved.admin_token_hash) == ({"0a": "llmgw-node01"}, "00" * 32, "cd" * 32)
     assert [event.words for event in events] == ["is ready"]
+    assert [drain.node for drain in saved.drains] == (["llmgw-node01"] if dump.stem >= "r0002" else [])
 
 
 def test_every_revision_left_a_database() -> None:

@@ -13,6 +13,7 @@ from llmgw.store.memory import MemoryStore
 from llmgw.store.opening import sqlite_path
 from llmgw.store.sqlite import SqliteStore
 
+from .leading import lead
 from .processes import on_a_file_system_of_its_own
 from .samples import event, node
 
@@ -31,7 +32,7 @@ async def test_directory_and_files_are_made_for_their_owner_alone(tmp_path: Path
         store = await open_store(f"sqlite:///{tmp_path}/state/of/llmgw.db")
     finally:
         os.umask(old_umask)
-    await store.lead("a")
+    await lead(store, "a")
     directory = tmp_path / "state" / "of"
     modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in directory.iterdir()}
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -50,7 +51,7 @@ async def test_a_file_that_others_may_read_is_made_private(tmp_path: Path) -> No
 
 async def test_all_is_there_after_it_was_closed_and_opened(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "llmgw.db")
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(nodes=[node()], events=[event(1)]))
     before = await store.load()
     await store.close()
@@ -58,7 +59,7 @@ async def test_all_is_there_after_it_was_closed_and_opened(tmp_path: Path) -> No
     assert await store.load() == before
     assert await store.events() == [event(1)]
     await store.commit(epoch, Change(events=[event(2)]))
-    assert await store.lead("b") > epoch
+    assert await lead(store, "b") > epoch
     await store.close()
 
 
@@ -134,7 +135,7 @@ async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path:
 async def test_a_damaged_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "llmgw.db"
     store = await SqliteStore.open(path)
-    epoch = await store.lead("a")
+    epoch = await lead(store, "a")
     await store.commit(epoch, Change(nodes=[node(f"n{number}") for number in range(100)]))
     await store.close()
     content = bytearray(path.read_bytes())

@@ -18,7 +18,8 @@ from llmgw.store.base import Change, Saved, Store, StoreError
 from llmgw.store.memory import MemoryStore
 from llmgw.store.sqlite import SqliteStore
 
-from .samples import event, key, node, replica
+from .leading import lead
+from .samples import drain, event, key, node, replica
 
 R = TypeVar("R")
 
@@ -60,7 +61,25 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
 
     @rule(holder=ids)
     def lead(self, holder: str) -> None:
-        self.epochs.append((self.runner.run(self.memory.lead(holder)), self.runner.run(self.sqlite.lead(holder))))
+        self.epochs.append((self.runner.run(lead(self.memory, holder)), self.runner.run(lead(self.sqlite, holder))))
+
+    @rule(holder=ids, lease_s=st.sampled_from([0.0, 1000.0]), alone=st.booleans())
+    def try_to_lead(self, holder: str, lease_s: float, alone: bool) -> None:
+        first = self.runner.run(self.memory.lead(holder, lease_s=lease_s, alone=alone))
+        second = self.runner.run(self.sqlite.lead(holder, lease_s=lease_s, alone=alone))
+        if first is None or second is None:
+            assert first is second
+            return
+        assert replace(first, epoch=0) == replace(second, epoch=0)
+        self.epochs.append((first.epoch, second.epoch))
+
+    @rule(age=st.sampled_from([0, 0, 1]), lease_s=st.sampled_from([0.0, 1000.0]))
+    def renew(self, age: int, lease_s: float) -> None:
+        self.both(lambda store, epoch: store.renew(epoch, lease_s), self.some_epoch(age))
+
+    @rule(age=st.sampled_from([0, 0, 1]))
+    def resign(self, age: int) -> None:
+        self.both(lambda store, epoch: store.resign(epoch), self.some_epoch(age))
 
     @rule(
         age=st.sampled_from([0, 0, 0, 1]),
@@ -68,17 +87,30 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
         gone=st.lists(ids, max_size=1),
         replicas=st.lists(st.builds(replica, ids, generation=numbers), max_size=2),
         removed=st.lists(ids, max_size=1),
+        drains=st.lists(st.builds(drain, ids, since=numbers.map(float)), max_size=2),
+        undrained=st.lists(ids, max_size=1),
         made=st.dictionaries(ids, numbers, max_size=2),
         events=st.lists(st.builds(event, numbers, ids), max_size=4, unique_by=lambda event: event.id),
     )
     def commit(
-        self, age: int, nodes: list, gone: list, replicas: list, removed: list, made: dict, events: list
+        self,
+        age: int,
+        nodes: list,
+        gone: list,
+        replicas: list,
+        removed: list,
+        drains: list,
+        undrained: list,
+        made: dict,
+        events: list,
     ) -> None:  # type: ignore[type-arg]
         change = Change(
             nodes=nodes,
             removed_nodes=gone,
             replicas=replicas,
             removed_replicas=removed,
+            drains=drains,
+            removed_drains=undrained,
             replicas_made=made,
             events=events,
         )

@@ -23,6 +23,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmgw.cluster.model import Gateway
 from llmgw.control import views
 from llmgw.control.desk import Desk
 from llmgw.control.drain_views import brake_view, drain_views
@@ -347,18 +348,24 @@ def _status(plane: Plane, desk: Desk) -> views.StatusView:
         replicas=dict(Counter(str(replica.state) for replica in cluster.replicas.values())),
         models_ready=sum(1 for model in models if model.ready),
         models=len(models),
-        gateways=tuple(
-            views.GatewayView(
-                id=gateway.peer.id,
-                address=gateway.peer.address,
-                version=gateway.peer.hello.version,
-                table_sent=gateway.sent,
-                table_acked=gateway.acked,
-            )
-            for gateway in desk.gateways.values()
-        ),
+        gateways=tuple(_gateway(plane, desk, gateway) for _, gateway in sorted(cluster.gateways.items())),
         brake=brake_view(cluster.brake),
         drains=drain_views(cluster),
+    )
+
+
+def _gateway(plane: Plane, desk: Desk, gateway: Gateway) -> views.GatewayView:
+    here = desk.gateways.get(gateway.id)
+    left_s = gateway.heard_at_s + plane.cluster.lease_s - plane.now().monotonic_s
+    return views.GatewayView(
+        id=gateway.id,
+        address=here.peer.address if here else "",
+        version=here.peer.hello.version if here else "",
+        table_sent=here.sent if here else 0,
+        table_acked=here.acked if here else 0,
+        connected=gateway.connected,
+        may_send_for_s=None if gateway.connected else max(0.0, round(left_s, 1)),
+        in_flight=sum(traffic.in_flight for traffic in gateway.traffic.values()),
     )
 
 

@@ -6,20 +6,25 @@ changed, routes before shards: a replica leaves the table before its node is tol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from llmgw.cluster.catalog import Catalog
-from llmgw.cluster.model import DesiredShard, Instant, NodeState, Route
-from llmgw.cluster.reconcile import desired, desired_by_node, routes
+from llmgw.cluster.derived import desired
+from llmgw.cluster.model import Cluster, DesiredShard, Gateway, Instant, Traffic
 from llmgw.control import fold
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
-from llmgw.link.messages import Desired, Heartbeat, LogLines, Observed, Routes, RoutesAck, RoutesKey, TrafficReport
+from llmgw.control.table import Table
+from llmgw.control.watch import Watch
+from llmgw.link.messages import Desired, Heartbeat, LogLines, Observed, Routes, RoutesAck, TrafficReport
 from llmgw.link.server import Peer, RefusedPeer
 
-VERSIONS_PER_EPOCH = 1_000_000
-"""Table versions of one leader; a later leader's are all higher, so a gateway can tell which table is newer."""
+UNACKNOWLEDGED_KEPT = 100
+"""Tables that a gateway was sent and has not acknowledged, of which is remembered what is in them."""
+FORGOTTEN_AFTER_LEASES = 10
+"""A gateway that has been away for as many leases is forgotten."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,8 @@ class GatewayDesk:
     peer: Peer
     sent: int = 0
     acked: int = 0
+    unacknowledged: deque[tuple[int, frozenset[str]]] = field(default_factory=lambda: deque(maxlen=UNACKNOWLEDGED_KEPT))
+    """Version, and the replicas that are in it."""
 
 
 class Desk:
@@ -44,16 +51,16 @@ class Desk:
         self._logs = logs
         self.nodes: dict[str, NodeDesk] = {}
         self.gateways: dict[str, GatewayDesk] = {}
-        self._table: tuple[tuple[Route, ...], tuple[RoutesKey, ...]] = ((), ())
-        self._made = 0
-        self._seen: tuple[object, ...] = ()
-        """What was last sent out from. All immutable, so identity tells whether anything can have changed."""
-        self._standing: dict[str, tuple[NodeState, bool]] = {}
+        self._table = Table(plane.epoch)
+        self._watch = Watch()
+        self._unsent: set[str] = set()
+        """Nodes whose desired shards may be others than they were last sent."""
+        self._engines: object = None
         plane.on_settled.append(self.send_out)
 
     @property
     def table_version(self) -> int:
-        return self._plane.epoch * VERSIONS_PER_EPOCH + self._made
+        return self._table.version
 
     # -- from the stream
 
@@ -65,7 +72,9 @@ class Desk:
             case LogLines():
                 self._logs.deliver(frame)
             case RoutesAck():
-                self._plane.tell(partial(self._acked, peer, frame.version))
+                self._plane.tell(partial(self._acked, peer, frame, self._plane.now()))
+            case TrafficReport():
+                self._plane.tell(partial(self._traffic, peer, frame.replicas, self._plane.now()))
             case Observed():
                 self._plane.tell(partial(self._observed, peer, frame, self._plane.now()))
 
@@ -74,7 +83,7 @@ class Desk:
             self._plane.tell(partial(self._beat, peer, frame, self._plane.now()), soon=False)
 
     def on_closed(self, peer: Peer, why: str) -> None:
-        self._plane.tell(partial(self._gone, peer, why))
+        self._plane.tell(partial(self._gone, peer, why, self._plane.now()))
 
     def on_refused(self, refusal: RefusedPeer) -> None:
         subject = refusal.claimed_id or refusal.common_name or ""
@@ -85,6 +94,8 @@ class Desk:
     def _join(self, peer: Peer, now: Instant) -> None:
         if peer.role == "gateway":
             self.gateways[peer.id] = GatewayDesk(peer)
+            # Which table it goes by is known once it has acknowledged one: till then it may send anything anywhere.
+            self._plane.put_gateway(Gateway(id=peer.id, connected=True, heard_at_s=now.monotonic_s))
             self._plane.note("gateway.connected", peer.id, f"connected from {peer.address}")
             return
         self.nodes[peer.id] = NodeDesk(peer)
@@ -100,14 +111,32 @@ class Desk:
         if (node := self._plane.cluster.nodes.get(peer.id)) and node.session == peer.session:
             self._plane.take(fold.heartbeat(node, frame, now))
 
-    def _acked(self, peer: Peer, version: int) -> None:
-        if (gateway := self.gateways.get(peer.id)) and gateway.peer is peer:
-            gateway.acked = max(gateway.acked, version)
+    def _acked(self, peer: Peer, frame: RoutesAck, now: Instant) -> None:
+        desk = self.gateways.get(peer.id)
+        if desk is None or desk.peer is not peer or frame.version <= desk.acked:
+            return
+        desk.acked = frame.version
+        may_send = None
+        while desk.unacknowledged and desk.unacknowledged[0][0] <= frame.version:
+            version, replicas = desk.unacknowledged.popleft()
+            may_send = replicas if version == frame.version else None
+        known = self._plane.cluster.gateways[peer.id]
+        if may_send is not None:
+            known = replace(known, may_send=may_send)
+        self._plane.put_gateway(replace(known, heard_at_s=now.monotonic_s, traffic=frame.traffic))
 
-    def _gone(self, peer: Peer, why: str) -> None:
+    def _traffic(self, peer: Peer, traffic: Mapping[str, Traffic], now: Instant) -> None:
+        if (desk := self.gateways.get(peer.id)) and desk.peer is peer:
+            known = self._plane.cluster.gateways[peer.id]
+            self._plane.put_gateway(replace(known, heard_at_s=now.monotonic_s, traffic=traffic))
+
+    def _gone(self, peer: Peer, why: str, now: Instant) -> None:
         if peer.role == "gateway":
             if (gateway := self.gateways.get(peer.id)) and gateway.peer is peer:
                 del self.gateways[peer.id]
+                # From now on and not from its last word: it may have heard us until now, and its lease with that.
+                known = replace(self._plane.cluster.gateways[peer.id], connected=False, heard_at_s=now.monotonic_s)
+                self._plane.put_gateway(known)
                 self._plane.note("gateway.disconnected", peer.id, why)
             return
         if (desk := self.nodes.get(peer.id)) and desk.peer is peer:
@@ -115,54 +144,64 @@ class Desk:
             self._logs.node_gone(peer.id)
         node = self._plane.cluster.nodes.get(peer.id)
         if node is not None and node.session == peer.session:
-            self._plane.put_node(fold.gone(node, peer.session))
+            self._plane.put_nodes([fold.gone(node, peer.session)])
             self._plane.note("node.disconnected", peer.id, why)
 
     # -- out
 
     def send_out(self) -> None:
         cluster = self._plane.cluster
-        seen = (cluster.replicas, cluster.catalog, self._plane.keys)
-        # Heartbeats make every node a new value: what is sent out depends on no more of it than this.
-        standing = {node_id: (node.state, node.probed) for node_id, node in cluster.nodes.items()}
-        moved = standing != self._standing or not _same(seen, self._seen)
-        if moved or any(desk.sent < self.table_version for desk in self.gateways.values()):
-            self._send_routes()
-        wanted = desired_by_node(cluster) if moved else {}
-        for node_id, desk in self.nodes.items():
-            if moved or desk.sent is None:
-                shards = wanted[node_id] if node_id in wanted else desired(cluster, node_id)
-                self._send_desired(desk, shards, cluster.catalog)
-        self._seen, self._standing = seen, standing
+        changed = self._watch.look(cluster)
+        self._unsent |= changed.nodes
+        if cluster.catalog.engines is not self._engines:
+            self._unsent |= self.nodes.keys()
+            self._engines = cluster.catalog.engines
+        self._table.follow(cluster, self._plane.keys, changed.models)
+        self._send_routes(cluster)
+        self._send_desired(cluster)
+        self._forget_gateways(cluster)
 
-    def _send_routes(self) -> None:
-        cluster, plane = self._plane.cluster, self._plane
-        keys = tuple(
-            RoutesKey(id=key.id, hash=key.hash, models=key.models)
-            for key in plane.keys.values()
-            if key.revoked_at is None
-        )
-        table = (routes(cluster), keys)
-        if table != self._table or self._made == 0:
-            self._table = table
-            self._made += 1
+    def _send_routes(self, cluster: Cluster) -> None:
+        table = self._table
         for desk in self.gateways.values():
-            if desk.sent < self.table_version:
-                desk.sent = self.table_version
-                desk.peer.send(
-                    Routes(
-                        epoch=plane.epoch,
-                        session=desk.peer.session,
-                        version=self.table_version,
-                        routes=table[0],
-                        keys=table[1],
-                    )
+            if desk.sent >= table.version:
+                continue
+            desk.unacknowledged.append((table.version, table.replicas))
+            desk.sent = table.version
+            desk.peer.send(
+                Routes(
+                    epoch=self._plane.epoch,
+                    session=desk.peer.session,
+                    version=table.version,
+                    lease_s=cluster.lease_s,
+                    routes=table.routes,
+                    keys=table.keys,
                 )
+            )
 
-    def _send_desired(self, desk: NodeDesk, shards: tuple[DesiredShard, ...], catalog: Catalog) -> None:
-        wanted = (shards, catalog.engines)
-        if wanted == desk.sent:
+    def _send_desired(self, cluster: Cluster) -> None:
+        asked = []
+        for node_id in sorted(self._unsent):
+            if self._send_node(cluster, node_id):
+                asked.append(node_id)
+            self._unsent.discard(node_id)
+        if not asked:
             return
+        self._plane.put_nodes(
+            replace(node, caught_up=False)
+            for node in map(cluster.nodes.get, asked)
+            if node is not None and node.session == self.nodes[node.id].peer.session
+        )
+
+    def _send_node(self, cluster: Cluster, node_id: str) -> bool:
+        """Send the node what it should run now; False where it has that already, or is not here."""
+        desk = self.nodes.get(node_id)
+        if desk is None:
+            return False
+        here = {replica_id: cluster.replicas[replica_id] for replica_id in self._watch.here.get(node_id, ())}
+        wanted = (desired(replace(cluster, replicas=here), node_id), cluster.catalog.engines)
+        if wanted == desk.sent:
+            return False
         desk.sent = wanted
         desk.revision += 1
         desk.peer.send(
@@ -170,14 +209,19 @@ class Desk:
                 epoch=self._plane.epoch,
                 session=desk.peer.session,
                 revision=desk.revision,
-                shards=shards,
-                engines=catalog.engines,
+                shards=wanted[0],
+                engines=wanted[1],
             )
         )
-        node = self._plane.cluster.nodes.get(desk.peer.id)
-        if node is not None and node.session == desk.peer.session:
-            self._plane.put_node(replace(node, caught_up=False))
+        return True
 
-
-def _same(now: tuple[object, ...], before: tuple[object, ...]) -> bool:
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    def _forget_gateways(self, cluster: Cluster) -> None:
+        """Those that have been away for long: a name that is not used any more must not stand in the lists for ever."""
+        oldest_s = self._plane.now().monotonic_s - FORGOTTEN_AFTER_LEASES * cluster.lease_s
+        gone = [
+            gateway.id
+            for gateway in cluster.gateways.values()
+            if not gateway.connected and gateway.heard_at_s < oldest_s
+        ]
+        if gone:
+            self._plane.forget_gateways(gone)

@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -22,8 +22,9 @@ from llmgw.control.api import Rooms, make_app
 from llmgw.control.desk import Desk
 from llmgw.control.errors import ApiError
 from llmgw.control.keys import digest, make_admin_token
+from llmgw.control.leadership import Deposed, Leadership
 from llmgw.control.logs import Logs
-from llmgw.control.plane import Deposed, Plane
+from llmgw.control.plane import Plane
 from llmgw.control.reload import Reloader
 from llmgw.control.serials import Serials
 from llmgw.link.listener import ListenError
@@ -34,7 +35,7 @@ from llmgw.private_file import write_private
 from llmgw.process.errors import ProcessError
 from llmgw.process.kept import Kept, Program, llmgw_argv
 from llmgw.store import open_store, state_dir
-from llmgw.store.base import Saved, Store, StoreError
+from llmgw.store.base import Lead, Saved, Store, StoreError
 from llmgw.version import VERSION
 
 log = structlog.get_logger()
@@ -78,28 +79,30 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
     folder = state_dir(config.store)
     store = await open_store(config.store)
     stack.push_async_callback(store.close)
-    epoch = await store.lead(f"{socket.gethostname()}:{os.getpid()}")
+    # The same after a restart. Nobody else can lead: the directory's lock is held.
+    leadership = Leadership(store, f"{socket.gethostname()} ({config.listen.agents})", alone=True)
+    lead = await leadership.wait()
     saved = await store.load()
     newest = await store.events(limit=1)
     plane = Plane(
         _cluster(config, saved),
         store=store,
-        epoch=epoch,
+        leadership=leadership,
         saved=saved,
         last_event=newest[-1].id if newest else None,
         heartbeat_s=HEARTBEAT_S,
     )
-    plane.note("control.started", "", f"llmgw v{VERSION} leads, epoch {epoch}")
+    plane.note("control.started", "", f"llmgw v{VERSION} leads, epoch {lead.epoch}{_after(lead)}")
     logs = Logs()
     desk = Desk(plane, logs)
     keeper = GatewayKeeper(path, folder, plane)
     reloader = Reloader(path, config, plane, keeper.reload)
-    token_hash = await _admin_token(folder, store, epoch, None if new_token else saved.admin_token_hash)
+    token_hash = await _admin_token(folder, store, lead.epoch, None if new_token else saved.admin_token_hash)
     link = LinkServer(
         listen=(config.listen.agents.host, config.listen.agents.port),
         tls=ServerIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
         cluster=config.cluster,
-        epoch=epoch,
+        epoch=lead.epoch,
         delegate=desk,
         servers=config.advertise,
         heartbeat_s=HEARTBEAT_S,
@@ -126,6 +129,12 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
         await link.stop()
         for task in tasks:
             task.cancel()
+    with suppress(StoreError):
+        await leadership.resign()
+
+
+def _after(lead: Lead) -> str:
+    return f", after {lead.previous}: every node gets time to come here" if lead.taken_over else ""
 
 
 def _settle_memory() -> None:
@@ -148,11 +157,13 @@ def _cluster(config: ServerConfig, saved: Saved) -> Cluster:
         catalog=config.catalog,
         nodes={node.id: node for node in saved.nodes},
         replicas={replica.id: replica for replica in saved.replicas},
+        drains={drain.node: drain for drain in saved.drains},
         scale=saved.scale,
         replicas_made=saved.replicas_made,
         secret=saved.secret,
         suspect_after_s=config.nodes.suspect_after_s,
         lost_after_s=config.nodes.lost_after_s,
+        in_flight_s=config.drain.in_flight_s,
     )
 
 

@@ -10,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from llmgw.cluster.actions import Action, CountReplica, Note, PutNode, PutReplica, RemoveReplica
+from llmgw.cluster.actions import (
+    Action,
+    CountReplica,
+    Note,
+    PutDrain,
+    PutNode,
+    PutReplica,
+    RemoveDrain,
+    RemoveReplica,
+)
 from llmgw.cluster.catalog import Catalog
-from llmgw.cluster.model import Cluster, Instant, Node
+from llmgw.cluster.model import Cluster, Gateway, Instant, Node
 from llmgw.cluster.news import now_qualifies
 from llmgw.cluster.reconcile import apply, next_wake_s, reconcile
 from llmgw.control.clock import Clock, system_clock
 from llmgw.control.fold import Folded
+from llmgw.control.leadership import Deposed, Leadership
 from llmgw.store.base import ApiKey, Change, Event, Fenced, Saved, Store, StoreError
 from llmgw.store.ulid import Ulids
 
@@ -35,33 +45,55 @@ TICK_S = 1.0
 STALL_S = 3.0
 """A pause of our own beyond this gives every node a fresh grace period: who slept can't judge who was silent."""
 RETRY_S = 1.0
+GRACE_AFTER_ANOTHER_LEADER_S = 60.0
+"""Every node has to find its way to the new leader first."""
 
 T = TypeVar("T")
-
-
-class Deposed(Exception):
-    """Another control plane has taken the lead: this one may write nothing more."""
 
 
 class NotWritten(StoreError):
     """What was asked is taken up, and is carried out once the store can be written again; the message says why."""
 
 
+@dataclass(slots=True)
+class _Doubtful:
+    """Ids of what a failed step may have written all the same: written anew, as they are now, with the next one."""
+
+    nodes: set[str] = field(default_factory=set)
+    replicas: set[str] = field(default_factory=set)
+    drains: set[str] = field(default_factory=set)
+
+    def add(self, change: Change) -> None:
+        self.nodes |= {node.id for node in change.nodes} | set(change.removed_nodes)
+        self.replicas |= {replica.id for replica in change.replicas} | set(change.removed_replicas)
+        self.drains |= {drain.node for drain in change.drains} | set(change.removed_drains)
+
+    def clear(self) -> None:
+        self.nodes.clear()
+        self.replicas.clear()
+        self.drains.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.replicas or self.drains)
+
+
 class Plane:
-    """Holds the cluster. ``run`` is its only writer; ``tell`` and ``ask`` are how others reach it."""
+    """Holds the cluster. ``turn`` is its only writer, ``run`` takes turns for ever; ``tell`` and ``ask`` are how
+    others reach it. ``leadership`` has the lead already, and is held on to here: before each turn.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         *,
         store: Store,
-        epoch: int,
+        leadership: Leadership,
         saved: Saved,
         last_event: str | None = None,
         heartbeat_s: float = 5.0,
         clock: Clock = system_clock,
     ) -> None:
-        self.epoch = epoch
+        self.epoch = leadership.epoch
         self.store = store
         self.keys: dict[str, ApiKey] = {key.id: key for key in saved.keys}
         self.serials = dict(saved.serials)
@@ -74,6 +106,8 @@ class Plane:
         """Called after each step that may have changed something to send out."""
         self._clock = clock
         self._heartbeat_s = heartbeat_s
+        self._leadership = leadership
+        self._doubtful = _Doubtful()
         self._inbox: deque[Callable[[], Awaitable[None] | None]] = deque()
         self._awake = asyncio.Event()
         self._lasting: set[str] = set()
@@ -83,8 +117,11 @@ class Plane:
         self._known = cluster.nodes
         """Nodes as they were last stored: what a change is compared with."""
         self._ulids = Ulids(lambda: clock().wall_s, os.urandom, after=last_event)
-        self._last_beat_s = clock().monotonic_s
-        self.cluster = replace(cluster, grace_until_s=self._last_beat_s + self._grace_s(cluster))
+        self._last_beat_s = now_s = clock().monotonic_s
+        grace_s = self._grace_s(cluster)
+        if leadership.lead.taken_over:
+            grace_s = max(grace_s, GRACE_AFTER_ANOTHER_LEADER_S)
+        self.cluster = replace(cluster, grace_until_s=now_s + grace_s, tables_settled_at_s=now_s + cluster.lease_s)
 
     # -- how others reach it
 
@@ -127,8 +164,16 @@ class Plane:
         if folded.lasting:
             self._lasting.add(folded.node.id)
 
-    def put_node(self, node: Node) -> None:
-        self.take(Folded(node))
+    def put_nodes(self, nodes: Iterable[Node]) -> None:
+        """Take up nodes in which nothing changed that the store must know."""
+        self.cluster = replace(self.cluster, nodes={**self.cluster.nodes, **{node.id: node for node in nodes}})
+
+    def put_gateway(self, gateway: Gateway) -> None:
+        self.cluster = replace(self.cluster, gateways={**self.cluster.gateways, gateway.id: gateway})
+
+    def forget_gateways(self, gone: Iterable[str]) -> None:
+        left = {name: gateway for name, gateway in self.cluster.gateways.items() if name not in set(gone)}
+        self.cluster = replace(self.cluster, gateways=left)
 
     def note(self, kind: str, subject: str, words: str) -> None:
         self._notes.append(Note(kind, subject, words))
@@ -138,11 +183,26 @@ class Plane:
         self._entered[serial] = peer_id
         self.note("certificate.entered", peer_id, f"certificate {serial} was seen for the first time and entered")
 
-    def take_catalog(self, catalog: Catalog, *, suspect_after_s: float, lost_after_s: float) -> None:
+    def take_catalog(
+        self, catalog: Catalog, *, suspect_after_s: float, lost_after_s: float, in_flight_s: float
+    ) -> None:
         self.cluster = replace(
-            self.cluster, catalog=catalog, suspect_after_s=suspect_after_s, lost_after_s=lost_after_s
+            self.cluster,
+            catalog=catalog,
+            suspect_after_s=suspect_after_s,
+            lost_after_s=lost_after_s,
+            in_flight_s=in_flight_s,
         )
         self._end_overrides(catalog)
+
+    async def carry_out(self, actions: Sequence[Action]) -> None:
+        """Store what an operator asked for, then take it up; what follows from it is decided in the same turn."""
+        await self._commit(tuple(actions))
+
+    async def remove_node(self, node_id: str, words: str) -> None:
+        """Forget a node, and that it was to be drained. If it comes back, it is a new one."""
+        drained = [RemoveDrain(node_id)] if node_id in self.cluster.drains else []
+        await self._commit((*drained, Note("node.removed", node_id, words)), removed_node=node_id)
 
     async def set_scale(self, model: str, replicas: int | None) -> None:
         spec = self.cluster.catalog.model(model)
@@ -165,29 +225,48 @@ class Plane:
     # -- the loop
 
     async def run(self) -> None:
-        """Runs until cancelled. Raises Deposed where another control plane leads."""
+        """Runs until cancelled. Raises Deposed where this control plane leads no more."""
         while True:
-            try:
-                await self._take_in()
-                await self._step()
-            except Fenced as error:
-                raise Deposed("another control plane has taken the lead; this one stops and changes nothing") from error
-            except StoreError as error:
-                self._say_trouble(f"the store can't be written, so nothing new starts and what runs goes on: {error}")
-                self._answer_not_written(error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            except Exception as error:
-                # What serves must not depend on a decision that fails: said, and tried again.
-                if self._say_trouble(f"a fault of llmgw's own keeps it from deciding: {error!r}; see its log"):
-                    log.exception("a fault of llmgw's own")
-                self._answer_not_written(error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            self._say_trouble(None)
-            self._answer()
-            self._send_out()
-            await self._wait()
+            await self.turn()
+            if self.trouble is not None:
+                await asyncio.sleep(RETRY_S)  # Whatever is told meanwhile: a store that fails must not be hammered.
+            else:
+                await self._wait(self.rest_s())
+
+    async def turn(self) -> None:
+        """Once: take in what was told, decide, store, answer, send out. Raises Deposed.
+
+        Where it can't be done, ``trouble`` says why: the next turn is due RETRY_S later, and takes it up again.
+        """
+        try:
+            await self._leadership.hold()
+            await self._take_in()
+            await self._step()
+        except Fenced as error:
+            raise Deposed("another control plane has taken the lead; this one stops and changes nothing") from error
+        except Deposed:
+            raise
+        except StoreError as error:
+            self._say_trouble(f"the store can't be written, so nothing new starts and what runs goes on: {error}")
+            self._answer_not_written(error)
+            return
+        except Exception as error:
+            # What serves must not depend on a decision that fails: said, and tried again.
+            if self._say_trouble(f"a fault of llmgw's own keeps it from deciding: {error!r}; see its log"):
+                log.exception("a fault of llmgw's own")
+            self._answer_not_written(error)
+            return
+        self._say_trouble(None)
+        self._answer()
+        self._send_out()
+
+    def rest_s(self) -> float:
+        """Seconds until the next turn is due if nothing is told before."""
+        if self._inbox and self._awake.is_set():
+            return 0.0
+        now = self.now()
+        wake = next_wake_s(self.cluster, now)
+        return TICK_S if wake is None else min(TICK_S, max(0.0, wake - now.monotonic_s))
 
     def _send_out(self) -> None:
         for send_out in self.on_settled:
@@ -218,7 +297,7 @@ class Plane:
         for _ in range(MAX_ROUNDS):
             before = self.cluster
             actions = reconcile(before, self.now())
-            if not actions and not self._notes and not self._lasting:
+            if not actions and not self._notes and not self._lasting and not self._doubtful:
                 return
             await self._commit(actions)
             if not actions:
@@ -227,15 +306,23 @@ class Plane:
             "decisions do not come to rest", rounds=MAX_ROUNDS, actions=[repr(action)[:200] for action in actions]
         )
 
-    async def _commit(self, actions: tuple[Action, ...]) -> None:
+    async def _commit(self, actions: tuple[Action, ...], removed_node: str | None = None) -> None:
         after = apply(self.cluster, actions)
+        if removed_node is not None:
+            after = replace(after, nodes={name: node for name, node in after.nodes.items() if name != removed_node})
         notes = [*self._notes, *self._qualifying(after), *(action for action in actions if isinstance(action, Note))]
-        change = self._change(after, actions, notes)
-        await self.store.commit(self.epoch, change)
+        change = self._change(after, actions, notes, removed_node)
+        try:
+            await self.store.commit(self.epoch, change)
+        except StoreError:
+            # It may have been written all the same, and only the answer was lost.
+            self._doubtful.add(change)
+            raise
         for event in change.events:
             log.info(event.words, kind=event.kind, subject=event.subject)
         self.cluster = after
         self._lasting.clear()
+        self._doubtful.clear()
         self._entered.clear()
         self._notes.clear()
         self._known = after.nodes
@@ -251,28 +338,46 @@ class Plane:
             for words in now_qualifies(before, after, node_id, now)
         ]
 
-    def _change(self, after: Cluster, actions: Iterable[Action], notes: Iterable[Note]) -> Change:
-        touched = self._lasting | {action.node.id for action in actions if isinstance(action, PutNode)}
-        now = self.now()
+    def _change(
+        self, after: Cluster, actions: Iterable[Action], notes: Iterable[Note], removed_node: str | None
+    ) -> Change:
+        """The step as it is stored: all that ``actions`` and peers touched, as it is in ``after``."""
+        doubtful, now = self._doubtful, self.now()
+        nodes = self._lasting | doubtful.nodes | {action.node.id for action in actions if isinstance(action, PutNode)}
+        replicas, drains = set(doubtful.replicas), set(doubtful.drains)
+        for action in actions:
+            match action:
+                case PutReplica(replica):
+                    replicas.add(replica.id)
+                case PutDrain(drain):
+                    drains.add(drain.node)
+                case RemoveReplica(name):
+                    replicas.add(name)
+                case RemoveDrain(name):
+                    drains.add(name)
+                case _:
+                    pass
+        if removed_node is not None:
+            nodes.add(removed_node)
         events = [
             Event(id=self._ulids.next(), at=now.wall_s, kind=note.kind, subject=note.subject, words=note.words)
             for note in notes
         ]
         return Change(
-            nodes=[after.nodes[node_id] for node_id in sorted(touched) if node_id in after.nodes],
-            replicas=[action.replica for action in actions if isinstance(action, PutReplica)],
-            removed_replicas=[action.id for action in actions if isinstance(action, RemoveReplica)],
+            nodes=[after.nodes[name] for name in sorted(nodes) if name in after.nodes],
+            removed_nodes=[name for name in sorted(nodes) if name not in after.nodes],
+            replicas=[after.replicas[name] for name in sorted(replicas) if name in after.replicas],
+            removed_replicas=[name for name in sorted(replicas) if name not in after.replicas],
+            drains=[after.drains[name] for name in sorted(drains) if name in after.drains],
+            removed_drains=[name for name in sorted(drains) if name not in after.drains],
             replicas_made={action.model: action.made for action in actions if isinstance(action, CountReplica)},
             serials=dict(self._entered),
             events=events,
         )
 
-    async def _wait(self) -> None:
-        now = self.now().monotonic_s
-        wake = next_wake_s(self.cluster, self.now())
-        pause = TICK_S if wake is None else min(TICK_S, max(0.0, wake - now))
+    async def _wait(self, rest_s: float) -> None:
         try:
-            async with asyncio.timeout(pause):
+            async with asyncio.timeout(rest_s):
                 await self._awake.wait()
         except TimeoutError:
             return

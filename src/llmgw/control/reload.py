@@ -49,7 +49,10 @@ class Reloader:
 
         async def act() -> None:
             self._plane.take_catalog(
-                new.catalog, suspect_after_s=new.nodes.suspect_after_s, lost_after_s=new.nodes.lost_after_s
+                new.catalog,
+                suspect_after_s=new.nodes.suspect_after_s,
+                lost_after_s=new.nodes.lost_after_s,
+                in_flight_s=new.drain.in_flight_s,
             )
             self._plane.note("config.reloaded", "", "; ".join(changed) or "nothing changed")
 

@@ -22,6 +22,18 @@ class Fenced(StoreError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """A lead that was taken."""
+
+    epoch: int
+    """Higher than every one before. Older epochs can write nothing."""
+    previous: str = ""
+    """Who led before; empty: nobody ever did."""
+    taken_over: bool = False
+    """True where somebody else led before: it may have judged nodes, and sent out tables, until a moment ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that people may want to know later. ``id`` is a ULID: sorts by time, never reused."""
 
@@ -92,8 +104,18 @@ class Change:
 
 
 class Store(Protocol):
-    async def lead(self, holder: str) -> int:
-        """Take the lead; returns the new leader epoch, higher than every one before. Older epochs can write nothing."""
+    async def lead(self, holder: str, *, lease_s: float, alone: bool = False) -> Lead | None:
+        """Take the lead for ``lease_s``, on the store's own clock; None while another holder's lease is live.
+
+        ``holder`` names whoever leads, for people, and stays the same over its restarts: it takes its own lease back
+        at once. ``alone``: nobody else can be leading (a lock proves it), so that a live lease is a dead holder's.
+        """
+
+    async def renew(self, epoch: int, lease_s: float) -> None:
+        """Have the lease last ``lease_s`` from now. Raises Fenced where ``epoch`` is not the current leader's."""
+
+    async def resign(self, epoch: int) -> None:
+        """End the lease now, so that another may take the lead at once. Does nothing where ``epoch`` leads no more."""
 
     async def load(self) -> Saved: ...
 

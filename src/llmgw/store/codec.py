@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, ValidationError
 
-from llmgw.cluster.model import Node, Replica
+from llmgw.cluster.model import Drain, Node, Replica
 from llmgw.store.base import ApiKey, Event, StoreError
 from llmgw.store.bounds import with_bounded_story
 
@@ -21,6 +21,10 @@ T = TypeVar("T")
 
 LIVE_FIELDS = frozenset({"session", "vitals", "heard_at_s", "shards", "caught_up"})
 """Fields of a node that belong to its session: agents tell them anew, so they are not stored."""
+
+
+CLOCK_FIELDS = frozenset({"drained_by_s"})
+"""Fields of a replica that are times of one control plane's own clock: they mean nothing to the next one."""
 
 
 class Codec(Generic[T]):
@@ -67,7 +71,8 @@ def _first_line(error: Exception) -> str:
 
 
 NODES = Codec(Node, "node", without=LIVE_FIELDS)
-REPLICAS = Codec(Replica, "replica")
+REPLICAS = Codec(Replica, "replica", without=CLOCK_FIELDS)
+DRAINS = Codec(Drain, "drain")
 EVENTS = Codec(Event, "event")
 KEYS = Codec(ApiKey, "key")
 
@@ -80,12 +85,21 @@ def encode_replica(replica: Replica) -> str:
     return REPLICAS.encode(replica.id, with_bounded_story(replica))
 
 
+def encode_drain(drain: Drain) -> str:
+    return DRAINS.encode(drain.node, drain)
+
+
 def encode_event(event: Event) -> str:
     return EVENTS.encode(event.id, event)
 
 
 def encode_key(key: ApiKey) -> str:
     return KEYS.encode(key.id, key)
+
+
+def without_clock(replica: Replica) -> Replica:
+    """The replica as it comes back from a store."""
+    return with_bounded_story(replace(replica, drained_by_s=0.0))
 
 
 def without_session(node: Node) -> Node:

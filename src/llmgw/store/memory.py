@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import secrets
+import time
 from bisect import bisect_right, insort
+from collections.abc import Callable
+from dataclasses import replace
 
 from llmgw.store import codec
-from llmgw.store.base import ApiKey, Change, Event, Saved, StoreError
+from llmgw.store.base import ApiKey, Change, Event, Lead, Saved, StoreError
 from llmgw.store.bounds import EVENTS_KEPT, PRUNE_EVERY
 from llmgw.store.fencing import fenced
+from llmgw.store.leasing import Lease, lead_after, may_take
 
 
 class MemoryStore:
     """Rows are held as encoded, so that what could not be stored fails here too, and nobody shares what is inside.
 
-    ``secret`` is the cluster's; given, runs are repeatable.
+    ``secret`` is the cluster's; given, runs are repeatable. ``clock`` is what leases go by, in seconds. Several
+    control planes of one process may share it, and no verb ever suspends: its coroutines can be driven by hand.
     """
 
     def __init__(
-        self, *, secret: str | None = None, events_kept: int = EVENTS_KEPT, prune_every: int = PRUNE_EVERY
+        self,
+        *,
+        secret: str | None = None,
+        clock: Callable[[], float] = time.time,
+        events_kept: int = EVENTS_KEPT,
+        prune_every: int = PRUNE_EVERY,
     ) -> None:
+        self._clock = clock
         self._secret = secrets.token_hex(32) if secret is None else secret
         self._events_kept = events_kept
         self._prune_every = prune_every
         self._events_since_pruning = 0
-        self._epoch = 0
-        self._holder = ""
+        self._lease = Lease()
         self._closed = False
         self._admin_token_hash: str | None = None
         self._nodes: dict[str, str] = {}
         self._replicas: dict[str, str] = {}
+        self._drains: dict[str, str] = {}
         self._replicas_made: dict[str, int] = {}
         self._scale: dict[str, tuple[int, int]] = {}
         self._keys: dict[str, str] = {}
@@ -37,17 +48,30 @@ class MemoryStore:
         self._events: dict[str, tuple[str, str]] = {}
         self._event_ids: list[str] = []
 
-    async def lead(self, holder: str) -> int:
+    async def lead(self, holder: str, *, lease_s: float, alone: bool = False) -> Lead | None:
         self._refuse_closed()
-        self._epoch += 1
-        self._holder = holder
-        return self._epoch
+        now, before = self._clock(), self._lease
+        if not may_take(before, holder, now, alone=alone):
+            self._lease = before.seen_at(now)
+            return None
+        self._lease = before.taken(holder, now, lease_s, lowest_epoch=1)
+        return lead_after(before, self._lease)
+
+    async def renew(self, epoch: int, lease_s: float) -> None:
+        self._check_lead(epoch)
+        self._lease = replace(self._lease, renewed_at=self._clock(), lease_s=lease_s)
+
+    async def resign(self, epoch: int) -> None:
+        self._refuse_closed()
+        if epoch == self._lease.epoch:
+            self._lease = replace(self._lease, lease_s=0.0)
 
     async def load(self) -> Saved:
         self._refuse_closed()
         return Saved(
             nodes=tuple(codec.NODES.decode(id, doc) for id, doc in sorted(self._nodes.items())),
             replicas=tuple(codec.REPLICAS.decode(id, doc) for id, doc in sorted(self._replicas.items())),
+            drains=tuple(codec.DRAINS.decode(id, doc) for id, doc in sorted(self._drains.items())),
             keys=tuple(codec.KEYS.decode(id, doc) for id, doc in sorted(self._keys.items())),
             scale={model: replicas for model, (replicas, _) in sorted(self._scale.items())},
             scale_base={model: base for model, (_, base) in sorted(self._scale.items())},
@@ -61,10 +85,12 @@ class MemoryStore:
         # All that can fail comes first: from the check on, nothing is left half done.
         nodes = {node.id: codec.encode_node(node) for node in change.nodes}
         replicas = {replica.id: codec.encode_replica(replica) for replica in change.replicas}
+        drains = {drain.node: codec.encode_drain(drain) for drain in change.drains}
         events = {event.id: (event.subject, codec.encode_event(event)) for event in change.events}
         self._check_lead(epoch)
         self._nodes |= nodes
         self._replicas |= replicas
+        self._drains |= drains
         for model, made in change.replicas_made.items():
             self._replicas_made[model] = max(made, self._replicas_made.get(model, made))
         self._serials = {**change.serials, **self._serials}
@@ -72,6 +98,8 @@ class MemoryStore:
             self._nodes.pop(node, None)
         for replica in change.removed_replicas:
             self._replicas.pop(replica, None)
+        for drained in change.removed_drains:
+            self._drains.pop(drained, None)
         self._add_events(events)
 
     async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
@@ -127,8 +155,8 @@ class MemoryStore:
 
     def _check_lead(self, epoch: int) -> None:
         self._refuse_closed()
-        if epoch != self._epoch or epoch <= 0:
-            raise fenced(epoch, self._epoch, self._holder)
+        if epoch != self._lease.epoch or epoch <= 0:
+            raise fenced(epoch, self._lease.epoch, self._lease.holder)
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -5,7 +5,7 @@ Whatever changes here needs a migration (``llmgw.store.migrations``); a test hol
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Index, Integer, MetaData, Table, Text
+from sqlalchemy import CheckConstraint, Column, Float, Index, Integer, MetaData, Table, Text
 
 APPLICATION_ID = 0x6C6C6D67
 """"llmg", in the header of each of our SQLite files: tells them from other programs' databases."""
@@ -25,6 +25,8 @@ lease = Table(
     Column("holder", Text, nullable=False),
     Column("taken_at", Text, nullable=False),
     Column("writes", Integer, nullable=False),
+    Column("renewed_at", Float, nullable=False, server_default="0"),
+    Column("lease_s", Float, nullable=False, server_default="0"),
 )
 
 cluster = Table(
@@ -38,6 +40,9 @@ cluster = Table(
 nodes = Table("nodes", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
 
 replicas = Table("replicas", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
+
+drains = Table("drains", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
+"""By node."""
 
 replicas_made = Table(
     "replicas_made", metadata, Column("model", Text, primary_key=True), Column("made", Integer, nullable=False)

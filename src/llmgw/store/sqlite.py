@@ -15,24 +15,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Integer, Table, bindparam, cast, delete, func, select, update
+from sqlalchemy import Connection, Float, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql import Executable
 
 from llmgw.store import codec, schema
 from llmgw.store.backup import back_up
-from llmgw.store.base import ApiKey, Change, Event, Saved, StoreError
+from llmgw.store.base import ApiKey, Change, Event, Lead, Saved, StoreError
 from llmgw.store.bounds import EVENTS_KEPT, PRUNE_EVERY
 from llmgw.store.connect import OLDEST_SQLITE, reading_engine, writing_engine
 from llmgw.store.faults import file_error, store_error
 from llmgw.store.fencing import fenced
+from llmgw.store.leasing import Lease, lead_after, may_take
 from llmgw.store.lock import DirectoryLock
 from llmgw.store.migrate import prepare
 
 R = TypeVar("R")
 Rows = list[dict[str, Any]]
 Transaction = Callable[[Connection], R]
+
+_NOW = ((func.julianday("now") - 2440587.5) * 86400.0).cast(Float)
+"""The database's clock, in Unix seconds with their fraction."""
 
 READERS = 2
 """Reads that run at once; more wait their turn."""
@@ -62,17 +66,15 @@ class SqliteStore:
         lock = await asyncio.to_thread(_claim, path)
         return cls(path, lock, events_kept=events_kept, prune_every=prune_every)
 
-    async def lead(self, holder: str) -> int:
-        lease = schema.lease
-        # An epoch is never lower than the database's clock: one that was restored from a backup must not hand out
-        # epochs again that agents have already seen.
-        now = cast(func.strftime("%s", "now"), Integer)
-        taking = (
-            update(lease)
-            .values(epoch=func.max(lease.c.epoch + 1, now), holder=holder, taken_at=func.datetime("now"))
-            .returning(lease.c.epoch)
-        )
-        return await self._write(lambda connection: int(connection.execute(taking).scalar_one()))
+    async def lead(self, holder: str, *, lease_s: float, alone: bool = False) -> Lead | None:
+        return await self._write(lambda connection: _take_lead(connection, holder, lease_s, alone))
+
+    async def renew(self, epoch: int, lease_s: float) -> None:
+        await self._write_as(epoch, _run(update(schema.lease).values(renewed_at=_NOW, lease_s=lease_s)))
+
+    async def resign(self, epoch: int) -> None:
+        ending = update(schema.lease).where(schema.lease.c.epoch == epoch).values(lease_s=0.0)
+        await self._write(_run(ending))
 
     async def load(self) -> Saved:
         return await self._read(_load)
@@ -210,6 +212,7 @@ def _load(connection: Connection) -> Saved:
     return Saved(
         nodes=tuple(codec.NODES.decode(id, doc) for id, doc in _docs(connection, schema.nodes)),
         replicas=tuple(codec.REPLICAS.decode(id, doc) for id, doc in _docs(connection, schema.replicas)),
+        drains=tuple(codec.DRAINS.decode(id, doc) for id, doc in _docs(connection, schema.drains)),
         keys=tuple(codec.KEYS.decode(id, doc) for id, doc in _docs(connection, schema.api_keys)),
         scale={row.model: row.replicas for row in scale},
         scale_base={row.model: row.base for row in scale},
@@ -254,6 +257,30 @@ def _make_private(path: Path) -> None:
         os.close(descriptor)
 
 
+def _take_lead(connection: Connection, holder: str, lease_s: float, alone: bool) -> Lead | None:
+    """Judge and write in one transaction, which holds the write lock from its beginning."""
+    lease = schema.lease
+    columns = (lease.c.epoch, lease.c.holder, lease.c.renewed_at, lease.c.lease_s)
+    row = connection.execute(select(*columns, _NOW.label("now"))).one()
+    before = Lease(epoch=row.epoch, holder=row.holder, renewed_at=row.renewed_at, lease_s=row.lease_s)
+    if not may_take(before, holder, row.now, alone=alone):
+        connection.execute(update(lease).values(renewed_at=before.seen_at(row.now).renewed_at))
+        return None
+    # An epoch is never lower than the database's clock: one that was restored from a backup must not hand out
+    # epochs again that agents have already seen.
+    taken = before.taken(holder, row.now, lease_s, lowest_epoch=int(row.now))
+    connection.execute(
+        update(lease).values(
+            epoch=taken.epoch,
+            holder=taken.holder,
+            renewed_at=taken.renewed_at,
+            lease_s=taken.lease_s,
+            taken_at=func.datetime("now"),
+        )
+    )
+    return lead_after(before, taken)
+
+
 def _check_lead(connection: Connection, epoch: int) -> None:
     """Write with the epoch in the WHERE, first in the transaction: whoever is not the leader writes nothing after it.
 
@@ -277,11 +304,13 @@ def _writes(change: Change) -> list[tuple[Executable, Rows]]:
     writes: list[tuple[Executable, Rows]] = [
         (_UPSERT_NODE, [{"id": node.id, "doc": codec.encode_node(node)} for node in change.nodes]),
         (_UPSERT_REPLICA, [{"id": replica.id, "doc": codec.encode_replica(replica)} for replica in change.replicas]),
+        (_UPSERT_DRAIN, [{"id": drain.node, "doc": codec.encode_drain(drain)} for drain in change.drains]),
         (_RAISE_MADE, [{"model": model, "made": made} for model, made in change.replicas_made.items()]),
         (_ENTER_SERIAL, [{"serial": serial, "node": node} for serial, node in change.serials.items()]),
         (_ADD_EVENT, [_event_row(event) for event in change.events]),
         (_REMOVE_NODE, [{"gone": node} for node in change.removed_nodes]),
         (_REMOVE_REPLICA, [{"gone": replica} for replica in change.removed_replicas]),
+        (_REMOVE_DRAIN, [{"gone": node} for node in change.removed_drains]),
     ]
     return [(statement, rows) for statement, rows in writes if rows]
 
@@ -306,10 +335,12 @@ def _raise_made() -> Insert:
 
 _UPSERT_NODE = _upsert(schema.nodes, "doc")
 _UPSERT_REPLICA = _upsert(schema.replicas, "doc")
+_UPSERT_DRAIN = _upsert(schema.drains, "doc")
 _UPSERT_KEY = _upsert(schema.api_keys, "doc")
 _UPSERT_SCALE = _upsert(schema.scale, "replicas", "base")
 _RAISE_MADE = _raise_made()
 _ENTER_SERIAL = insert(schema.serials).on_conflict_do_nothing()
 _ADD_EVENT = insert(schema.events).on_conflict_do_nothing()  # A step that is committed again adds no event twice.
 _REMOVE_NODE = delete(schema.nodes).where(schema.nodes.c.id == bindparam("gone"))
+_REMOVE_DRAIN = delete(schema.drains).where(schema.drains.c.id == bindparam("gone"))
 _REMOVE_REPLICA = delete(schema.replicas).where(schema.replicas.c.id == bindparam("gone"))
