@@ -1,0 +1,412 @@
+"""What must always hold, checked against the physical world, the committed state, and what is sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llmgw.cluster.lifecycle import AWAY, ENDED
+from llmgw.cluster.model import PORT_BLOCK, Cluster, Node, NodeState, Replica, ReplicaState
+from llmgw.cluster.reconcile import reconcile
+from llmgw.cluster.scaling import wanted
+from llmgw.control.plane import Plane
+from llmgw.link.messages import Desired, Routes, Welcome
+from llmgw.store.base import Change, Lead
+
+from .machine import Engine, Machine, require
+
+if TYPE_CHECKING:
+    from .agent import Agent, Caller
+    from .control import ControlPlane, SimPeer
+    from .gateway import Gateway, Request
+    from .world import World
+
+_R = ReplicaState
+LIVE = frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY})
+LEAVING = frozenset({_R.DRAINING, _R.STOPPING})
+DEAR_EVERY = 16
+"""Turns between two checks that ask reconcile again."""
+BRAKE_WINDOW_S = 60.0
+SLACK_S = 1e-6
+
+T = TypeVar("T")
+
+
+class Checks:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.counted: Counter[str] = Counter()
+        self.replicas: dict[str, Replica] = {}
+        """As they were last committed."""
+        self.epoch = 0
+        self._started: set[tuple[str, int]] = set()
+        self._readied: set[tuple[str, int]] = set()
+        self._sent: dict[str, set[tuple[str, int]]] = {}
+        self._excused: dict[str, set[str]] = {}
+        """By replica: nodes that were away when a generation of it was placed, so that an older one may live there."""
+        self._newest: dict[str, int] = {}
+        """By peer and life: the newest epoch it was welcomed with."""
+        self._heard: dict[str, dict[str, float]] = {}
+        self._heard_before: dict[str, float] = {}
+        self._before: dict[str, Cluster] = {}
+        self._fresh_at: dict[str, float] = {}
+        self._lost_at: dict[str, float] = {}
+        self._turns = 0
+
+    # -- on the nodes
+
+    def spawned(self, engine: Engine, machine: Machine) -> None:
+        shard, placement = engine.shard, engine.shard.placement
+        key = (shard.id, shard.generation)
+        require(key not in self._started, "5", lambda: f"{engine.name} is started a second time")
+        self._started.add(key)
+        self.counted["engines"] += 1
+        uuids = set(placement.gpu_uuids)
+        stated = shard.profile.gpus_per_node
+        require(len(uuids) == stated, "4", lambda: f"{engine.name} has {len(uuids)} GPUs, its profile says {stated}")
+        for other in machine.engines:
+            theirs = other.shard.placement
+            shared = uuids & set(theirs.gpu_uuids)
+            require(not shared, "1", lambda: f"{engine.name} and {other.name} share {shared} on {machine.id}")
+            apart = abs(placement.port - theirs.port)
+            require(apart >= PORT_BLOCK, "1", lambda: f"{engine.name} and {other.name} share ports on {machine.id}")
+        excused = self._excused.get(engine.replica, ())
+        for elsewhere in self.world.machines:
+            for other in elsewhere.engines:
+                if other.replica == engine.replica and other.shard.generation < shard.generation:
+                    require(
+                        elsewhere.id in excused,
+                        "5",
+                        lambda: f"{engine.name} starts while {other.name} still runs on {elsewhere.id}",
+                    )
+
+    def up(self, engine: Engine) -> None:
+        self.counted["engines that came up"] += 1
+
+    def proved(self, engine: Engine) -> None:
+        self._readied.add((engine.shard.id, engine.shard.generation))
+
+    def stopped_by_agent(self, engine: Engine) -> None:
+        """What is committed must agree that it should not run any more."""
+        replica = self.replicas.get(engine.replica)
+        if replica is None or replica.generation != engine.shard.generation:
+            return
+        require(
+            replica.state not in LIVE and replica.state is not _R.DRAINING,
+            "stop",
+            lambda: f"{engine.name} is stopped on {engine.machine.id}, and is {replica.state.value}: {replica.why}",
+        )
+
+    def welcomed(self, caller: Caller, welcome: Welcome) -> None:
+        life = f"{caller.name}#{caller.boots}"
+        newest = self._newest.get(life, 0)
+        require(
+            welcome.epoch >= newest, "9", lambda: f"{caller.name} was welcomed with {newest}, then {welcome.epoch}"
+        )
+        self._newest[life] = welcome.epoch
+
+    def desired_taken(self, agent: Agent, frame: Desired) -> None:
+        life = f"{agent.name}#{agent.boots}"
+        newest = self._newest.get(life, 0)
+        require(frame.epoch == newest, "9", lambda: f"{agent.name} takes epoch {frame.epoch}, and has seen {newest}")
+
+    def asked(self, gateway: Gateway, request: Request, engine: Engine) -> None:
+        if engine.replica != request.replica:
+            self.counted["requests at a port that has another engine"] += 1
+
+    # -- at the store
+
+    def leads(self, process: ControlPlane, lead: Lead) -> None:
+        require(lead.epoch > self.epoch, "9", lambda: f"epoch {lead.epoch} follows {self.epoch}")
+        self.epoch = lead.epoch
+        self.counted["leaders"] += 1
+        self._heard[process.name] = {}
+        self._fresh_at[process.name] = process.clock().monotonic_s
+        self._before.pop(process.name, None)
+
+    def written(self, process: ControlPlane, epoch: int, change: Change) -> None:
+        require(epoch == self.epoch, "9", lambda: f"{process.name} writes with epoch {epoch}, {self.epoch} leads")
+        self.counted["commits"] += 1
+        for event in change.events:
+            process.tell("{}: {}", event.kind, event.words)
+        for replica in change.replicas:
+            old = self.replicas.get(replica.id)
+            require(
+                old is None or replica.generation >= old.generation,
+                "9",
+                lambda: f"{replica.id} goes back to generation {replica.generation}",
+            )
+            self.replicas[replica.id] = replica
+        for name in change.removed_replicas:
+            self.replicas.pop(name, None)
+
+    # -- what is sent
+
+    def heard(self, process: ControlPlane, peer: SimPeer) -> None:
+        if peer.role == "node":
+            self._heard[process.name][peer.id] = process.clock().monotonic_s
+
+    def went_on(self, process: ControlPlane) -> None:
+        """It was stopped for a while: it can't judge who was silent meanwhile."""
+        self._fresh_at[process.name] = process.clock().monotonic_s
+
+    def sent(self, process: ControlPlane, peer: SimPeer, frame: Any) -> None:
+        if isinstance(frame, Desired):
+            self._desired_sent(process, peer, frame)
+        elif isinstance(frame, Routes):
+            self._routes_sent(process, frame)
+
+    def _desired_sent(self, process: ControlPlane, peer: SimPeer, frame: Desired) -> None:
+        assert process.plane is not None
+        sent = self._sent.setdefault(peer.id, set())
+        node = process.plane.cluster.nodes.get(peer.id)
+        for shard in frame.shards:
+            key = (shard.id, shard.generation)
+            if key in sent:
+                continue
+            require(
+                node is not None and node.probed and node.state not in (*AWAY, NodeState.JOINING),
+                "7",
+                lambda: f"{shard.id} is asked of {peer.id}, which is {node.state.value if node else 'not known'}",
+            )
+            sent.add(key)
+
+    def _routes_sent(self, process: ControlPlane, frame: Routes) -> None:
+        assert process.plane is not None
+        cluster = process.plane.cluster
+        for route in frame.routes:
+            for endpoint in route.endpoints:
+                replica = cluster.replicas.get(endpoint.replica)
+                require(replica is not None, "3", lambda: f"{endpoint.replica} is routed and not known")
+                assert replica is not None
+                self._routed(cluster, replica)
+
+    def _routed(self, cluster: Cluster, replica: Replica) -> None:
+        name, generation = replica.id, replica.generation
+        ranks = replica.profile.nodes if replica.profile is not None else 1
+        require(len(replica.placements) == ranks, "3", lambda: f"{name} is routed with {len(replica.placements)} ranks")
+        for rank, placement in enumerate(replica.placements):
+            key = (replica.shard_id(rank), generation)
+            require(rank > 0 or key in self._readied, "3", lambda: f"{key} is routed, and was never ready")
+            require(key in self._started, "3", lambda: f"{key} is routed, and was never started")
+            node = cluster.nodes.get(placement.node)
+            if node is None or node.session is None:
+                continue
+            shard = node.shard(key[0])
+            require(
+                shard is not None and shard.generation == generation and shard.state not in ENDED,
+                "3",
+                lambda: f"{key} is routed, and {placement.node} reports {shard}",
+            )
+
+    # -- a control plane's turn
+
+    def before_turn(self, process: ControlPlane, plane: Plane) -> None:
+        self._before[process.name] = plane.cluster
+        self._heard_before = dict(self._heard[process.name])
+
+    def after_turn(self, process: ControlPlane, plane: Plane) -> None:
+        before, after = self._before[process.name], plane.cluster
+        self._turns += 1
+        if after.nodes is not before.nodes:
+            self._nodes_judged(process, before, after)
+        if after.replicas is not before.replicas or after.catalog is not before.catalog:
+            self._replicas_changed(process, plane, before, after)
+        if self._turns % DEAR_EVERY == 0:
+            self._decided_alike(process, plane)
+
+    def _decided_alike(self, process: ControlPlane, plane: Plane) -> None:
+        now = process.clock()
+        cluster = plane.cluster
+        actions = reconcile(cluster, now)
+        again = reconcile(_shuffled(cluster), now)
+        require(
+            repr(actions) == repr(again), "10", lambda: f"the order of a mapping decided: {actions} against {again}"
+        )
+
+    def _nodes_judged(self, process: ControlPlane, before: Cluster, after: Cluster) -> None:
+        now_s = process.clock().monotonic_s
+        fresh = []
+        for name, node in after.nodes.items():
+            old = before.nodes.get(name)
+            if node.state is NodeState.LOST and (old is None or old.state is not NodeState.LOST):
+                fresh.append(node)
+        for node in fresh:
+            heard_s = self._heard_before.get(node.id, 0.0)
+            since_s = max(heard_s, self._fresh_at[process.name])
+            require(
+                now_s - since_s >= after.lost_after_s - SLACK_S,
+                "13",
+                lambda: f"{node.id} is judged lost after {now_s - since_s:.1f} s of {after.lost_after_s:g} s: {node.why}",
+            )
+            self.counted["nodes lost"] += 1
+        if fresh:
+            self._braked(now_s, fresh, before, after)
+        for node in fresh:
+            self._lost_at[node.id] = self.world.timeline.now
+
+    def _braked(self, now_s: float, fresh: list[Node], before: Cluster, after: Cluster) -> None:
+        brake = after.brake or before.brake
+        if brake is not None and brake.released:
+            return
+        now = self.world.timeline.now
+        ids = {node.id for node in fresh}
+        counted = [
+            node
+            for node in after.nodes.values()
+            if node.state is not NodeState.REVOKED
+            and (
+                node.state is not NodeState.LOST
+                or node.id in ids
+                or now - self._lost_at.get(node.id, -1e9) <= BRAKE_WINDOW_S - 1.0
+            )
+        ]
+        silent = [node for node in counted if node.state in (NodeState.LOST, NodeState.SUSPECT)]
+        require(
+            len(silent) < 2 or 2 * len(silent) <= len(counted),
+            "brake",
+            lambda: f"{sorted(ids)} are judged lost, while {len(silent)} of {len(counted)} nodes are silent",
+        )
+
+    # -- replicas
+
+    def _replicas_changed(self, process: ControlPlane, plane: Plane, before: Cluster, after: Cluster) -> None:
+        models = set()
+        for name, replica in after.replicas.items():
+            old = before.replicas.get(name)
+            if replica is old:
+                continue
+            models.add(replica.model)
+            self._replica_changed(process, plane, old, replica, after)
+        for name, old in before.replicas.items():
+            if name not in after.replicas:
+                models.add(old.model)
+        if after.catalog is not before.catalog:
+            models |= {spec.name for spec in after.catalog.models}
+        for model in sorted(models):
+            self._not_too_many(after, model)
+            self._last_ready_stays(before, after, model)
+
+    def _replica_changed(
+        self, process: ControlPlane, plane: Plane, old: Replica | None, replica: Replica, after: Cluster
+    ) -> None:
+        if replica.state not in (_R.READY, *LIVE):
+            require(bool(replica.why), "12", lambda: f"{replica.id} is {replica.state.value} without a reason")
+        if replica.placements and (old is None or old.generation != replica.generation):
+            self._placed(old, replica, after)
+        if replica.state is _R.STOPPING and old is not None and old.state in (_R.DRAINING, _R.READY):
+            self._stopped_in_peace(process, plane, old, replica, after)
+
+    def _placed(self, old: Replica | None, replica: Replica, after: Cluster) -> None:
+        self.counted["placed"] += 1
+        assert replica.profile is not None
+        ranks = replica.profile.nodes
+        require(
+            len(replica.placements) == ranks and len({each.node for each in replica.placements}) == ranks,
+            "2",
+            lambda: f"{replica.id} of {ranks} ranks lies on {[each.node for each in replica.placements]}",
+        )
+        for placement in replica.placements:
+            node = after.nodes[placement.node]
+            require(
+                node.state is NodeState.READY and placement.node not in after.drains,
+                "7",
+                lambda: f"{replica.id} is placed on {node.id}, which is {node.state.value}",
+            )
+            if ranks > 1:
+                names = {fabric.name for fabric in node.inventory.fabrics} if node.inventory else set()
+                require(
+                    replica.fabric is not None and replica.fabric in names,
+                    "2",
+                    lambda: f"{replica.id} on fabric {replica.fabric} lies on {node.id}, which has {sorted(names)}",
+                )
+        away = {name for name, node in after.nodes.items() if node.state in AWAY}
+        away |= {machine.id for machine in self.world.machines if machine.id not in after.nodes}
+        self._excused.setdefault(replica.id, set()).update(away)
+
+    def _stopped_in_peace(
+        self, process: ControlPlane, plane: Plane, old: Replica, replica: Replica, after: Cluster
+    ) -> None:
+        if after.halting:
+            return
+        self.counted["drained"] += 1
+        by_s = old.drained_by_s
+        if not self._runs_whole(old):
+            self.counted["ended while they drained"] += 1
+            return
+        if old.state is _R.DRAINING and by_s and process.clock().monotonic_s >= by_s:
+            self.counted["drained past the limit"] += 1
+            return
+        for gateway in self.world.gateways:
+            desk = process.desk.gateways.get(gateway.name)
+            if desk is None or gateway.stream is None or getattr(desk.peer, "stream", None) is not gateway.stream:
+                continue
+            flight = len(gateway.at.get(replica.id, ()))
+            require(
+                flight == 0, "drain", lambda: f"{replica.id} stops while {gateway.name} has {flight} requests there"
+            )
+            named = gateway.table is not None and any(
+                endpoint.replica == replica.id for route in gateway.table.routes for endpoint in route.endpoints
+            )
+            require(not named, "drain", lambda: f"{replica.id} stops while {gateway.name} still sends to it")
+
+    def _runs_whole(self, replica: Replica) -> bool:
+        live = {(engine.shard.id, engine.shard.generation) for each in self.world.machines for engine in each.engines}
+        return all((replica.shard_id(rank), replica.generation) in live for rank in range(len(replica.placements)))
+
+    def _not_too_many(self, after: Cluster, model: str) -> None:
+        replicas = [each for each in after.replicas.values() if each.model == model]
+        live = [each for each in replicas if each.state in LIVE]
+        standing = {each.id for each in replicas if each.state not in LEAVING and not each.lost}
+        beside = [each for each in replicas if each.replaces in standing and each.id in standing]
+        surge = min(len(beside), 1 + len(after.drains))
+        most = wanted(after, model) + surge
+        require(
+            len(live) <= most,
+            "6",
+            lambda: f"{len(live)} of {model} live, {most} may: {[(each.id, each.state.value) for each in replicas]}",
+        )
+
+    def _last_ready_stays(self, before: Cluster, after: Cluster, model: str) -> None:
+        if wanted(after, model) == 0:
+            return
+        left = [each for each in after.replicas.values() if each.model == model and each.state is _R.READY]
+        if left:
+            return
+        for old in before.replicas.values():
+            now = after.replicas.get(old.id)
+            if old.model == model and old.state is _R.READY and (now is None or now.state in LEAVING):
+                if not self._runs_whole(old):
+                    continue
+                require(
+                    self._downtime_allowed(after, old),
+                    "8",
+                    lambda: f"{old.id}, the last ready replica of {model}, goes: {now.why if now else 'removed'}",
+                )
+
+    def _downtime_allowed(self, after: Cluster, replica: Replica) -> bool:
+        if self.world.downtime_allowed.get(replica.model, 0.0) > 0.0:
+            return True
+        for placement in replica.placements:
+            drain = after.drains.get(placement.node)
+            if drain is not None and (drain.force or replica.model in drain.allow_downtime):
+                return True
+        return False
+
+
+def _shuffled(cluster: Cluster) -> Cluster:
+    """The same cluster, with its mappings in another order."""
+    return replace(
+        cluster,
+        nodes=_backwards(cluster.nodes),
+        replicas=_backwards(cluster.replicas),
+        scale=_backwards(cluster.scale),
+        replicas_made=_backwards(cluster.replicas_made),
+        gateways=_backwards(cluster.gateways),
+        drains=_backwards(cluster.drains),
+    )
+
+
+def _backwards(mapping: Any) -> dict[Any, Any]:
+    return dict(reversed(list(mapping.items())))

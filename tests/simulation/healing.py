@@ -1,0 +1,158 @@
+"""With the faults stopped: the wished state is reached within a bounded time, and then nothing changes any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmgw.cluster.model import Cluster, Node, NodeState, Replica, ReplicaState
+from llmgw.cluster.reconcile import reconcile
+from llmgw.cluster.scaling import wanted
+
+from .machine import require
+
+if TYPE_CHECKING:
+    from .world import World
+
+WITHIN_S = 900.0
+"""Longer than every backoff, limit and lease on the way there, one after another."""
+LOOK_EVERY_S = 2.0
+STILL_FOR_S = 20.0
+_R = ReplicaState
+
+
+class Healing:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def run(self) -> None:
+        world = self.world
+        world.operator.leave()
+        world.faults.cease()
+        ends_at = world.timeline.now + WITHIN_S
+        clients_end_at = world.timeline.now + 5.0
+        still_since: float | None = None
+        state: object = None
+        while True:
+            self._go_to(world.timeline.now + LOOK_EVERY_S)
+            if world.timeline.now > clients_end_at:
+                world.clients = False
+            amiss = self.amiss()
+            leader = world.leader()
+            now = leader.plane.cluster.replicas if leader is not None and leader.plane is not None else None
+            if amiss or now is not state:
+                still_since, state = world.timeline.now, now
+            elif still_since is not None and world.timeline.now - still_since >= STILL_FOR_S:
+                break
+            require(world.timeline.now < ends_at, "11", lambda: f"not settled {WITHIN_S:g} s after the faults: {amiss}")
+        self._nothing_left_to_do()
+
+    def _go_to(self, when_s: float) -> None:
+        timeline = self.world.timeline
+        there = timeline.at(when_s, lambda: None)
+        while there.act is not None and timeline.now < when_s:
+            timeline.step()
+
+    def _nothing_left_to_do(self) -> None:
+        world = self.world
+        leader = world.leader()
+        assert leader is not None
+        assert leader.plane is not None
+        actions = reconcile(leader.plane.cluster, leader.clock())
+        require(not actions, "11", lambda: f"still something to do: {actions}")
+        require(not world.open_requests, "14", lambda: f"{len(world.open_requests)} requests have not ended")
+        for gateway in world.gateways:
+            require(gateway.in_flight == 0, "14", lambda: f"{gateway.name} counts requests in flight")
+
+    # -- what is not as it should be
+
+    def amiss(self) -> str:
+        """In words; empty where all is well."""
+        world = self.world
+        leader = world.leader()
+        if leader is None or leader.plane is None:
+            return "nobody leads"
+        cluster = leader.plane.cluster
+        return (
+            self._nodes(cluster)
+            or self._models(cluster)
+            or self._engines(cluster)
+            or self._gateways(leader.plane.epoch)
+            or (f"{len(world.open_requests)} requests are open" if world.open_requests else "")
+        )
+
+    def _nodes(self, cluster: Cluster) -> str:
+        for machine in self.world.machines:
+            node = cluster.nodes.get(machine.id)
+            if node is None or node.session is None:
+                return f"{machine.id} is not connected"
+            expected = {NodeState.DRAINING, NodeState.DRAINED} if machine.id in cluster.drains else {NodeState.READY}
+            if node.state not in expected:
+                return f"{machine.id} is {node.state.value}: {node.why}"
+        return "" if cluster.brake is None else f"the brake is on: {cluster.brake.words}"
+
+    def _models(self, cluster: Cluster) -> str:
+        for replica in cluster.replicas.values():
+            if replica.state not in (_R.READY, _R.UNPLACED):
+                return f"{replica.id} is {replica.state.value}: {replica.why}"
+            if replica.lost:
+                return f"{replica.id} is lost: {replica.why}"
+        models = {spec.name for spec in cluster.catalog.models} | {each.model for each in cluster.replicas.values()}
+        for model in sorted(models):
+            counted = [each for each in cluster.replicas.values() if each.model == model and each.replaces is None]
+            if len(counted) != wanted(cluster, model):
+                return f"{model} has {len(counted)} replicas, wanted {wanted(cluster, model)}"
+        return ""
+
+    def _engines(self, cluster: Cluster) -> str:
+        meant = {
+            (replica.shard_id(rank), replica.generation, placement.node)
+            for replica in cluster.replicas.values()
+            for rank, placement in enumerate(replica.placements)
+            if replica.state is _R.READY
+        }
+        there = {
+            (engine.shard.id, engine.shard.generation, machine.id)
+            for machine in self.world.machines
+            for engine in machine.engines
+        }
+        if meant != there:
+            return f"engines {sorted(there - meant)} run and should not, {sorted(meant - there)} should and do not"
+        return self._room(cluster)
+
+    def _room(self, cluster: Cluster) -> str:
+        """An unplaced replica of one node must not have an obvious place."""
+        for replica in cluster.replicas.values():
+            spec = cluster.catalog.model(replica.model)
+            if replica.state is not _R.UNPLACED or spec is None:
+                continue
+            for profile in spec.profiles:
+                if profile.nodes == 1 and any(
+                    self._fits(cluster, node, profile.gpus_per_node, profile.memory_bytes or 0)
+                    for node in cluster.nodes.values()
+                ):
+                    return f"{replica.id} is unplaced, and would fit: {replica.why}"
+        return ""
+
+    def _fits(self, cluster: Cluster, node: Node, gpus: int, memory_bytes: int) -> bool:
+        if node.id in cluster.drains or node.inventory is None:
+            return False
+        held = [
+            placement
+            for replica in cluster.replicas.values()
+            for placement in replica.placements
+            if placement.node == node.id
+        ]
+        free_gpus = len(node.inventory.gpus) - sum(len(placement.gpu_uuids) for placement in held)
+        free_bytes = node.inventory.memory_bytes - (1 << 30) - sum(placement.memory_bytes for placement in held)
+        ports = (node.inventory.ports.last - node.inventory.ports.first + 1) // 100 - len(held)
+        return free_gpus >= gpus and free_bytes >= memory_bytes and ports > 0
+
+    def _gateways(self, epoch: int) -> str:
+        for gateway in self.world.gateways:
+            if not gateway.connected or gateway.table is None or gateway.table.epoch != epoch:
+                return f"{gateway.name} has no table of epoch {epoch}"
+        return ""
+
+
+def counted(replicas: list[Replica]) -> int:
+    return len(replicas)
