@@ -84,8 +84,8 @@ def _refuse(needs: Needs, fabric: str, members: Sequence[_Member]) -> FabricRefu
     for member in members:
         words = member.words
         if member.pool is not None:
-            words = f"could take a rank, with {groups[member.pool]} of the {needs.nodes} nodes needed"
-            words += f" ({_as_one(member.pool)})" if len(groups) > 1 else f" on {fabric}"
+            where = _as_one(member.pool) if len(groups) > 1 else f"on {fabric}"
+            words = f"could take a rank, but only {groups[member.pool]} of the {needs.nodes} nodes needed can {where}"
         nodes.append(NodeRefusal(member.node, words, member.rule, member.short))
     words = f"{fabric} {_of_fabric(needs, members, whole=True)}"
     return FabricRefusal(fabric, words + _nearest(members), tuple(nodes), len(able), needs.nodes)
