@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from llmgw.cli import tables
+from llmgw.cli import drain, node_tables, tables
+from llmgw.cli.admin import Output, OutputOption, Where, admin, show
 from llmgw.cli.cert import app as cert_app
-from llmgw.client import AdminClient, AdminError, ContextError, find_context
+from llmgw.cli.what_if import what_if
 
 ctl = typer.Typer(help="The operator's client.", no_args_is_help=True)
 key_app = typer.Typer(help="Clients' API keys.", invoke_without_command=True)
 replica_app = typer.Typer(help="One replica.", no_args_is_help=True)
+brake_app = typer.Typer(
+    help="The brake: while many nodes are silent at once, none is judged lost.", invoke_without_command=True
+)
 ctl.add_typer(cert_app, name="cert")
 ctl.add_typer(key_app, name="key")
 ctl.add_typer(replica_app, name="replica")
-
-
-class Output(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-
-
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table, or the API's own JSON.")]
-
-
-@dataclass(slots=True)
-class Where:
-    """The options before the verb: where the control plane is."""
-
-    server: str | None = None
-    token: str | None = None
-    ca: str | None = None
-    context: Path | None = None
+ctl.add_typer(brake_app, name="brake")
+for command in (drain.drain, drain.undrain, drain.drains):
+    ctl.command()(command)
+ctl.command("what-if")(what_if)
 
 
 @ctl.callback()
@@ -56,33 +42,6 @@ def where(
     context.obj = Where(server, token, ca, context_file)
 
 
-@contextmanager
-def admin(context: typer.Context) -> Iterator[AdminClient]:
-    """The admin client; whatever keeps it from an answer is said in words, with exit status 1."""
-    given: Where = context.obj
-    try:
-        with AdminClient(find_context(given.server, given.token, given.ca, given.context)) as client:
-            yield client
-    except (AdminError, ContextError) as error:
-        print(f"llmgw ctl: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except BrokenPipeError:
-        raise typer.Exit(1) from None
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"llmgw ctl: {where}{error.strerror or error} (on this machine)", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def show(answer: Any, output: Output, table: Callable[[Any], None]) -> None:
-    if output is Output.JSON:
-        tables.print_json(answer)
-    else:
-        table(answer)
-
-
 @ctl.command()
 def status(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
     """The whole cluster in a few lines."""
@@ -94,24 +53,35 @@ def status(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
 def nodes(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
     """Every node: its state, what it has, and what it warns of."""
     with admin(context) as client:
-        show(client.get("nodes"), output, tables.nodes)
+        show(client.get("nodes"), output, node_tables.nodes)
 
 
 @ctl.command()
 def node(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[show] NAME")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[show|remove] NAME")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """One node, whole. Without a name: all of them."""
-    named = [word for word in words or [] if word != "show"] if words and words[0] == "show" else list(words or [])
-    if len(named) > 1:
-        raise typer.BadParameter(f"one node at a time: {' '.join(named)}")
+    """One node, whole; `remove` forgets one that is gone for good. Without a name: all of them."""
+    verb, names = _verb_and_names(words or [])
+    if len(names) > 1:
+        raise typer.BadParameter(f"one node at a time: {' '.join(names)}")
     with admin(context) as client:
-        if named:
-            show(client.get(f"nodes/{named[0]}"), output, tables.node)
+        if verb == "remove":
+            if not names:
+                raise typer.BadParameter("say which node: llmgw ctl node remove NAME")
+            answer = client.delete(f"nodes/{names[0]}")
+            show(answer, output, lambda _: print(f"{names[0]} is forgotten; it may register anew"))
+        elif names:
+            show(client.get(f"nodes/{names[0]}"), output, node_tables.node)
         else:
-            show(client.get("nodes"), output, tables.nodes)
+            show(client.get("nodes"), output, node_tables.nodes)
+
+
+def _verb_and_names(words: list[str]) -> tuple[str, list[str]]:
+    if words and words[0] in ("show", "remove"):
+        return words[0], words[1:]
+    return "show", words
 
 
 @ctl.command()
@@ -164,6 +134,36 @@ def scale(
         path = f"models/{model}/scale"
         answer = client.delete(path) if reset else client.put(path, {"replicas": replicas})
         show([answer], output, tables.models)
+
+
+@ctl.command()
+def restart(
+    context: typer.Context,
+    model: str,
+    allow_downtime: Annotated[
+        bool, typer.Option("--allow-downtime", help="Stop each replica first where there is no room for another.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Replace a model's replicas by fresh ones, one at a time: the new one is ready before the old one goes."""
+    with admin(context) as client:
+        answer = client.post(f"models/{model}/restart", {"allow_downtime": allow_downtime})
+    show(answer, output, lambda answer: print(answer["words"]))
+
+
+@brake_app.callback()
+def brake(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        with admin(context) as client:
+            tables.brake(client.get("status"))
+
+
+@brake_app.command("release")
+def brake_release(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """The silent nodes are gone indeed: judge them lost, and make their replicas elsewhere."""
+    with admin(context) as client:
+        answer = client.post("brake/release")
+        show(answer, output, lambda _: tables.brake(client.get("status")))
 
 
 @ctl.command()

@@ -6,9 +6,12 @@ anything is cut. Into a pipe every row is one line.
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +19,70 @@ from rich.text import Text
 GAP = "  "
 LEAST_ROOM = 40
 """Columns that words need beside the others to be read with ease."""
+LABEL = 10
+"""Columns that the label of a fact takes."""
+PIPE_WIDTH = 10_000
+
+_COLOURS = {
+    "ready": "green",
+    "installed": "green",
+    "moved": "green",
+    "done": "green",
+    "suspect": "yellow",
+    "joining": "yellow",
+    "draining": "yellow",
+    "unplaced": "yellow",
+    "waiting": "yellow",
+    "blocked": "red",
+    "lost": "red",
+    "failed": "red",
+    "revoked": "red",
+}
+
+
+def console() -> Console:
+    """As wide as the terminal; into a pipe nothing is wrapped."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def state_text(state: str) -> Text:
+    return Text(state, style=_COLOURS.get(state, ""))
+
+
+def ago(at: str | None) -> str:
+    if at is None:
+        return "-"
+    seconds = int((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds())
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{max(seconds, 0)}s"
+
+
+def size(count: int | None) -> str:
+    if count is None:
+        return "?"
+    for unit, length in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if count >= length:
+            return f"{count / length:.0f} {unit}" if count >= 10 * length else f"{count / length:.1f} {unit}"
+    return f"{count} B"
+
+
+def title(what: str, answer: dict[str, Any]) -> Text:
+    """The first line of a description: what it is, its id, its state and since when."""
+    since = f" for {ago(answer['since'])}"
+    return Text.assemble(f"{what:<{LABEL}}", (answer["id"], "bold"), "  ", state_text(answer["state"]), since)
+
+
+def fact(out: Console, label: str, words: Text | str, *, indent: int = LABEL) -> None:
+    """One line of a description: its label, and beside it words that wrap in whatever room is left."""
+    text = _text(words)
+    first = Text(label.ljust(indent))
+    if not out.is_terminal or indent + text.cell_len <= out.width:
+        _line(out, first + text)
+        return
+    for number, part in enumerate(text.wrap(out, max(out.width - indent, LEAST_ROOM))):
+        _line(out, (first if number == 0 else Text(" " * indent)) + part)
 
 
 @dataclass(frozen=True, slots=True)

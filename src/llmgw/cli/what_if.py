@@ -1,0 +1,96 @@
+"""``llmgw ctl what-if``: the planner on a copy of the cluster that is changed as asked. Changes nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from llmgw.cli.admin import Output, OutputOption, admin, show
+from llmgw.cli.rows import Column, console, print_rows
+
+_ADDED = re.compile(r"(?P<nodes>[0-9]{1,6})\s*[x×*]\s*(?P<gpus>[0-9]{1,4})(?:\s*@\s*(?P<fabric>\S+))?", re.IGNORECASE)
+
+
+def added_nodes(text: str) -> dict[str, Any]:
+    """``2x8@ib-a``: two nodes of eight GPUs each on that fabric; without ``@`` on none. Raises BadParameter."""
+    match = _ADDED.fullmatch(text.strip())
+    if match is None or int(match["nodes"]) == 0:
+        raise typer.BadParameter(
+            f"{text!r}: expected nodes × GPUs of each, and the fabric that they share, such as 2x8@ib-a or 4x8"
+        )
+    return {"nodes": int(match["nodes"]), "gpus": int(match["gpus"]), "fabric": match["fabric"]}
+
+
+def what_if(
+    context: typer.Context,
+    lose: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Without this node (may be given again).")
+    ] = None,
+    lose_fabric: Annotated[
+        list[str] | None, typer.Option(metavar="FABRIC", help="Without this fabric (may be given again).")
+    ] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(metavar="N×GPUS@FABRIC", help="With such nodes more: 2x8@ib-a, or 4x8.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="SERVER.YAML", help="With the models of this file.", dir_okay=False)
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What would move, and what would not fit, if the cluster were another. Changes nothing."""
+    added = [added_nodes(text) for text in add or []]
+    if not (lose or lose_fabric or added or file):
+        raise typer.BadParameter("say what to suppose: --lose, --lose-fabric, --add or --file")
+    with admin(context) as client:
+        body: dict[str, Any] = {"lose": lose or [], "lose_fabrics": lose_fabric or [], "add": added}
+        if file is not None:
+            body["file"] = _text_of(file)
+        show(client.post("what-if", body), output, table)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text()
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is no text", param_hint="--file") from None
+
+
+def table(answer: dict[str, Any]) -> None:
+    out = console()
+    for words in answer["changes"]:
+        out.print(Text(f"suppose: {words}", style="dim"))
+    rows = [
+        (
+            Text("moves", style="yellow"),
+            move["replica"],
+            move["model"],
+            ", ".join(move["from_nodes"]) or "-",
+            ", ".join(move["to_nodes"]),
+            _weights(move),
+        )
+        for move in answer["moves"]
+    ]
+    rows += [
+        (Text("new", style="green"), new["replica"], new["model"], "-", ", ".join(new["to_nodes"]), _weights(new))
+        for new in answer["new"]
+    ]
+    if rows:
+        columns = [Column("WHAT"), Column("REPLICA"), Column("MODEL", 1), Column("FROM"), Column("TO")]
+        print_rows(out, columns, "WEIGHTS", rows)
+    else:
+        out.print("no replica would move, and none would be new")
+    if answer["unplaced"]:
+        out.print()
+        homeless = [
+            (Text("no place", style="red"), each["model"], str(each["replicas"]), each["summary"])
+            for each in answer["unplaced"]
+        ]
+        print_rows(out, [Column("WHAT"), Column("MODEL"), Column("REPLICAS")], "WHY", homeless)
+
+
+def _weights(move: dict[str, Any]) -> str:
+    return "there" if move["weights_there"] else "to load"
