@@ -53,6 +53,7 @@ async def test_no_secret_is_ever_answered(tmp_path: Path) -> None:
     async with open_floor(tmp_path) as floor, floor.admin() as client:
         await serve_a_replica(floor)
         made = (await client.post("/api/v1/keys", json={"name": "alice"})).json()
+        assert (await client.post("/api/v1/nodes/n1/drain", json={"wait": True})).json()["state"] == "waiting"
         cluster = floor.plane.cluster
         secrets = {
             cluster.secret,
@@ -63,7 +64,7 @@ async def test_no_secret_is_ever_answered(tmp_path: Path) -> None:
             *(replica_key(cluster.secret, id) for id in cluster.replicas),
         }
         (first, _) = sorted(cluster.replicas)
-        names = {"/api/v1/nodes/{name}": "n1", "/api/v1/models/{name}/why": "m"}
+        names = {"/api/v1/nodes/{name}": "n1", "/api/v1/nodes/{name}/drain": "n1", "/api/v1/models/{name}/why": "m"}
         asked = 0
         for template, methods in routes(floor).items():
             if "get" not in methods or template.endswith(("/backup", "/logs")):
@@ -135,6 +136,23 @@ GARBAGE: list[tuple[str, str, bytes | None, int, str]] = [
     ("POST", "/api/v1/keys", b'{"name": ""}', 422, "name: "),
     ("POST", "/api/v1/keys", b'{"name": "x", "models": 7}', 422, "models: "),
     ("DELETE", "/api/v1/keys/%2E%2E", None, 404, "no key is called"),
+    ("POST", "/api/v1/nodes/nobody/drain", None, 404, "no node is called 'nobody'"),
+    ("POST", "/api/v1/nodes/nobody/drain", b'{"plan": true}', 404, "no node is called 'nobody'"),
+    ("POST", "/api/v1/nodes/n1/drain", b"{", 422, "the body is no JSON: "),
+    ("POST", "/api/v1/nodes/n1/drain", b'{"deadline": 5}', 422, "deadline: "),
+    ("POST", "/api/v1/nodes/n1/drain", b'{"in_flight_s": -1}', 422, "in_flight_s: "),
+    ("POST", "/api/v1/nodes/n1/drain", b'{"in_flight_s": NaN}', 422, "in_flight_s: "),
+    ("POST", "/api/v1/nodes/n1/drain", b'{"in_flight_s": 1e9}', 422, "in_flight_s: "),
+    ("POST", "/api/v1/nodes/n1/drain", b'{"force": 7}', 422, "force: "),
+    ("POST", "/api/v1/nodes/n1/drain", b'{"allow_downtime": ["who"]}', 404, "no model is called 'who'"),
+    ("POST", "/api/v1/nodes/n1/drain", b"{}", 409, "n1 can't be drained now, and nothing was changed"),
+    ("GET", "/api/v1/nodes/n1/drain", None, 404, "n1 is not being drained"),
+    ("DELETE", "/api/v1/nodes/n1/drain", None, 404, "n1 is not being drained"),
+    ("DELETE", "/api/v1/nodes/n1", None, 409, "n1 is connected: only a node that is lost can be forgotten"),
+    ("DELETE", "/api/v1/nodes/nobody", None, 404, "no node is called 'nobody'"),
+    ("POST", "/api/v1/models/nobody/restart", None, 404, "no model is called 'nobody'"),
+    ("POST", "/api/v1/models/m/restart", b'{"force": true}', 422, "force: "),
+    ("POST", "/api/v1/brake/release", None, 409, "the brake is not on"),
 ]
 
 

@@ -18,19 +18,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmgw.cluster.model import Gateway
 from llmgw.control import views
+from llmgw.control.api_operations import Strict, add_operations
 from llmgw.control.desk import Desk
 from llmgw.control.drain_views import brake_view, drain_views
 from llmgw.control.errors import ApiError, not_found
 from llmgw.control.keys import digest, new_key
 from llmgw.control.logs import Logs, LogsUnavailable
 from llmgw.control.metrics import exposition
+from llmgw.control.names import model_named, node_named
 from llmgw.control.plane import NotWritten, Plane
 from llmgw.control.reload import Reloader
 from llmgw.link.server import Peer
@@ -53,10 +55,6 @@ BODY_LIMIT_BYTES = 1 << 20
 FAULTS_SAID = 10
 NUMBER = re.compile(r"[0-9]{1,4}")
 BEARER = HTTPBearer(auto_error=False)
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class ScaleBody(Strict):
@@ -130,6 +128,7 @@ def _admin(rooms: Rooms) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
     _reads(router, rooms)
     _writes(router, rooms)
+    add_operations(router, rooms.plane)
     _streams(router, rooms)
     return router
 
@@ -148,9 +147,7 @@ def _reads(router: APIRouter, rooms: Rooms) -> None:
 
     @router.get("/nodes/{name}")
     async def node(name: str) -> views.NodeView:
-        if (found := plane.cluster.nodes.get(name)) is None:
-            raise not_found("node", name, list(plane.cluster.nodes))
-        return views.node_view(found, plane.now().monotonic_s)
+        return views.node_view(node_named(plane.cluster, name), plane.now().monotonic_s)
 
     @router.get("/models")
     async def models() -> list[views.ModelView]:
@@ -158,17 +155,18 @@ def _reads(router: APIRouter, rooms: Rooms) -> None:
 
     @router.get("/models/{name:path}/why")
     async def why(name: str) -> views.WhyView:
-        return views.why_view(plane.cluster, _model(plane, name))
+        return views.why_view(plane.cluster, model_named(plane.cluster, name))
 
     @router.get("/replicas")
     async def replicas() -> list[views.ReplicaView]:
-        return [views.replica_view(plane.cluster, replica) for _, replica in sorted(plane.cluster.replicas.items())]
+        cluster, now = plane.cluster, plane.now()
+        return [views.replica_view(cluster, replica, now) for _, replica in sorted(cluster.replicas.items())]
 
     @router.get("/replicas/{name:path}")
     async def replica(name: str) -> views.ReplicaView:
         if (found := plane.cluster.replicas.get(name)) is None:
             raise not_found("replica", name, list(plane.cluster.replicas))
-        return views.replica_view(plane.cluster, found, story=True)
+        return views.replica_view(plane.cluster, found, plane.now(), story=True)
 
     @router.get("/engines")
     async def engines() -> list[views.EngineView]:
@@ -184,7 +182,7 @@ def _writes(router: APIRouter, rooms: Rooms) -> None:
 
     @router.put("/models/{name:path}/scale")
     async def scale(name: str, body: ScaleBody) -> views.ModelView:
-        model = _model(plane, name)
+        model = model_named(plane.cluster, name)
 
         async def act() -> None:
             await plane.set_scale(model, body.replicas)
@@ -195,7 +193,7 @@ def _writes(router: APIRouter, rooms: Rooms) -> None:
 
     @router.delete("/models/{name:path}/scale")
     async def unscale(name: str) -> views.ModelView:
-        model = _model(plane, name)
+        model = model_named(plane.cluster, name)
 
         async def act() -> None:
             await plane.set_scale(model, None)
@@ -207,7 +205,7 @@ def _writes(router: APIRouter, rooms: Rooms) -> None:
     @router.post("/keys", status_code=201)
     async def create_key(body: KeyBody) -> KeyMade:
         for name in body.models:
-            _model(plane, name)
+            model_named(plane.cluster, name)
         key, text = new_key(body.name, body.models, plane.now().wall_s)
 
         async def act() -> None:
@@ -325,13 +323,6 @@ def _peer_of(rooms: Rooms, shard: str) -> Peer:
             503, "node_disconnected", f"{shard} is on {node}, which is not connected", f"llmgw ctl node {node}"
         )
     return desk.peer
-
-
-def _model(plane: Plane, name: str) -> str:
-    for spec in plane.cluster.catalog.models:
-        if name == spec.name or name in spec.aliases:
-            return spec.name
-    raise not_found("model", name, [spec.name for spec in plane.cluster.catalog.models])
 
 
 def _status(plane: Plane, desk: Desk) -> views.StatusView:

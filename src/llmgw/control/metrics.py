@@ -6,7 +6,7 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from llmgw.cluster.model import NodeState, ReplicaState
+from llmgw.cluster.model import DrainState, NodeState, ReplicaState
 from llmgw.control.desk import Desk
 from llmgw.control.plane import Plane
 
@@ -30,6 +30,14 @@ def exposition(plane: Plane, desk: Desk) -> str:
     )
     for replica in cluster.replicas.values():
         restarts.labels(replica.model).inc(replica.restarts)
+    drains = Gauge(
+        "llmgw_drains", "Nodes that are being emptied, or are, by how far it is.", ["state"], registry=registry
+    )
+    drained = Counter(drain.state for drain in cluster.drains.values())
+    for drain_state in DrainState:
+        drains.labels(drain_state.value).set(drained[drain_state])
+    brake = Gauge("llmgw_brake", "1 while so many nodes are silent that none is judged lost.", registry=registry)
+    brake.set(cluster.brake is not None and not cluster.brake.released)
     Gauge("llmgw_gateways", "Gateways connected.", registry=registry).set(len(desk.gateways))
     Gauge("llmgw_table_version", "Version of the routing table.", registry=registry).set(desk.table_version)
     Gauge("llmgw_leader_epoch", "Epoch of this leader.", registry=registry).set(plane.epoch)

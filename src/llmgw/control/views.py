@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmgw.cluster.explain import why, why_replica
-from llmgw.cluster.model import Cluster, EngineOnNode, Exit, Inventory, Node, ObservedShard, Placement, Replica, Vitals
-from llmgw.cluster.placement import Refusal
+from llmgw.cluster.model import (
+    Cluster,
+    EngineOnNode,
+    Exit,
+    Instant,
+    Inventory,
+    Node,
+    ObservedShard,
+    Placement,
+    Replica,
+    ReplicaState,
+    Vitals,
+)
+from llmgw.cluster.quiet import waits_for
+from llmgw.cluster.refusal import Refusal
 from llmgw.control.drain_views import BrakeView, DrainView
 from llmgw.control.times import rfc3339
 from llmgw.store.base import ApiKey, Event
@@ -186,7 +199,7 @@ def node_view(node: Node, now_s: float) -> NodeView:
     )
 
 
-def replica_view(cluster: Cluster, replica: Replica, *, story: bool = False) -> ReplicaView:
+def replica_view(cluster: Cluster, replica: Replica, now: Instant, *, story: bool = False) -> ReplicaView:
     shards = [
         observed if (observed := _shard(cluster, placement, replica.shard_id(rank), replica.generation)) else None
         for rank, placement in enumerate(replica.placements)
@@ -211,6 +224,7 @@ def replica_view(cluster: Cluster, replica: Replica, *, story: bool = False) -> 
         dist_init=replica.dist_init,
         replaces=replica.replaces,
         lost=replica.lost,
+        waits_for=waits_for(cluster, replica, now) if replica.state is ReplicaState.DRAINING else (),
         story=tuple(
             StoryView(at=rfc3339(line.at), generation=line.generation, state=line.state, why=line.why)
             for line in (replica.story if story else ())
