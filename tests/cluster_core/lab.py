@@ -20,6 +20,7 @@ from llmgw.cluster.model import (
     Fabric,
     Gateway,
     Hca,
+    Inventory,
     Move,
     Node,
     NodeState,
@@ -49,6 +50,8 @@ class Door:
     """A gateway: which replicas it may send to, and what it has in flight at them."""
 
     connected: bool = True
+    known: bool = True
+    """False: the control plane that runs now has not heard of it yet."""
     heard_at_s: float = NOW.monotonic_s
     acknowledges: bool = True
     may_send: frozenset[str] = frozenset()
@@ -102,7 +105,7 @@ class Lab:
 
     def settle(self) -> bool:
         """Reconcile once, check and apply. True where it changed something."""
-        before = replace(self.state, gateways={name: door.seen(name) for name, door in self.doors.items()})
+        before = replace(self.state, gateways=self._gateways())
         actions = reconcile(before, self.now)
         self.state = apply(before, actions)
         again = reconcile(self.state, self.now)
@@ -110,6 +113,9 @@ class Lab:
         self.notes += [action for action in actions if isinstance(action, Note)]
         self._check(before)
         return any(not isinstance(action, Note) for action in actions)
+
+    def _gateways(self) -> dict[str, Gateway]:
+        return {name: door.seen(name) for name, door in self.doors.items() if door.known}
 
     def _check(self, before: Cluster) -> None:
         self._no_gpu_twice()
@@ -134,18 +140,24 @@ class Lab:
         def ready(state: Cluster) -> set[str]:
             return {r.id for r in state.replicas.values() if r.model == model and r.state is ReplicaState.READY}
 
-        left = {name for name in ready(before) if (now := self.state.replicas.get(name)) is None or not stands(now)} - {
-            name for name in ready(before) if (now := self.state.replicas.get(name)) is not None and now.lost
-        }
+        left = {name for name in ready(before) if self._was_let_go(before.replicas[name])}
         if left and wanted(self.state, model) and not self._downtime_allowed(before, model, left):
             assert ready(self.state), f"8: {left} left, and no other replica of {model} is ready"
+
+    def _was_let_go(self, before: Replica) -> bool:
+        """True where it was taken away in this step, rather than that it ended by itself or was lost."""
+        after = self.state.replicas.get(before.id)
+        if after is None:
+            return True
+        ended = any(line.state == ReplicaState.FAILED.value for line in after.story[len(before.story) :])
+        return not stands(after) and not after.lost and not ended
 
     def _downtime_allowed(self, before: Cluster, model: str, left: set[str]) -> bool:
         allowed = any(drain.force or model in drain.allow_downtime for drain in before.drains.values())
         return allowed or any(before.replicas[name].may_stop_first for name in left)
 
     def restart_control(self) -> None:
-        """Kill it and start it from what it had stored; agents and gateways come back at once or not, as they are."""
+        """Kill it and start it from what it had stored. Agents and gateways are yet to come back."""
         replicas = {
             name: codec.REPLICAS.decode(name, codec.encode_replica(replica))
             for name, replica in self.state.replicas.items()
@@ -165,7 +177,17 @@ class Lab:
             grace_until_s=self.now.monotonic_s + 30.0,
             tables_settled_at_s=self.now.monotonic_s + self.state.lease_s,
         )
+        for door in self.doors.values():
+            door.connected = door.known = False
         self.settle()
+
+    def come_back(self) -> None:
+        """All agents and gateways connect again."""
+        for name in self.state.nodes:
+            if self.state.nodes[name].session is None:
+                self.connect(name)
+        for door in self.doors.values():
+            door.connected = door.known = True
 
     def drain(self, name: str, **options: object) -> Drain:
         """Plan, and carry it out if it may be."""
@@ -179,6 +201,18 @@ class Lab:
         self.state = apply(self.state, [RemoveDrain(name)])
         self.settle()
 
+    def add(self, new: Node) -> None:
+        """Another node connects."""
+        self.engines[new.id] = {}
+        new = replace(new, heard_at_s=self.now.monotonic_s)
+        self.state = replace(self.state, nodes={**self.state.nodes, new.id: new})
+        self.settle()
+
+    def describe(self, name: str, inventory: Inventory | None) -> None:
+        """A node says anew what it has."""
+        self._node(name, inventory=inventory)
+        self.settle()
+
     def edit(self, *models: ModelSpec) -> None:
         self.state = replace(self.state, catalog=Catalog(models=models))
         self.settle()
@@ -189,6 +223,12 @@ class Lab:
         self._node(name, session=(self.state.nodes[name].session or 0) + 1, heard_at_s=self.now.monotonic_s)
         self._report(name)
         self.settle()
+
+    def restart_agent(self, name: str) -> None:
+        """What it had started runs on; what it was only preparing is forgotten, and asked of it again."""
+        self.cut(name)
+        self.engines[name] = {k: e for k, e in self.engines[name].items() if e.state is not ShardState.PREPARING}
+        self.connect(name)
 
     def cut(self, name: str) -> None:
         """Its stream breaks. What runs there runs on."""
@@ -230,11 +270,11 @@ class Lab:
         return self.settle() or moved
 
     def run(self, *, at_most: int = 400) -> None:
-        """Until nothing happens any more, also not when the next thing is due."""
+        """Until nothing happens any more, also not when the next thing is due in less than an hour."""
         for _ in range(at_most):
             if not self.tick():
                 wake = next_wake_s(replace(self.state, nodes={}), self.now)
-                if wake is None:
+                if wake is None or wake > self.now.monotonic_s + 3600.0:
                     return
                 self.tick(max(min(wake - self.now.monotonic_s, 14.0), 0.0))
         raise AssertionError(f"11: not settled: {self.state.drains}, {list(self.state.replicas.values())}")

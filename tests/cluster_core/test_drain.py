@@ -1,0 +1,554 @@
+"""Drains: the plan that is shown is what is carried out, one replica at a time, its replacement ready first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from llmgw.cluster import drain as drains
+from llmgw.cluster.beside import nodes_of
+from llmgw.cluster.explain import why
+from llmgw.cluster.model import DrainState, MoveState, NodeState, Replica, ReplicaState, ShardState
+from llmgw.cluster.reconcile import reconcile
+
+from .building import model, node, profile
+from .lab import Lab, on_fabric
+
+ONE = profile(gpus_per_node=1)
+
+
+def roomy(*, replicas: int = 1, gpus: int = 2) -> Lab:
+    """Two nodes, everything on the first at the start, and room for it on the second."""
+    lab = Lab([node("n1", gpus=gpus)], [model("m", ONE, replicas=replicas)])
+    lab.run()
+    lab.add(node("n2", gpus=gpus))
+    lab.run()
+    assert {nodes_of(replica) for replica in lab.ready()} == {("n1",)}
+    return lab
+
+
+def full() -> Lab:
+    """Two nodes without a free GPU."""
+    lab = Lab([node("n1", gpus=1), node("n2", gpus=1)], [model("m", ONE, replicas=2)])
+    lab.run()
+    assert len(lab.ready()) == 2
+    return lab
+
+
+def over_two_nodes() -> Lab:
+    """A replica over n1 and n2 on fabric ib-a; n3 and n4 on ib-b can take it."""
+    lab = Lab(
+        [on_fabric("n1", "ib-a", gpus=4), on_fabric("n2", "ib-a", gpus=4)],
+        [model("m", profile(nodes=2, gpus_per_node=4, tensor_parallel=8))],
+    )
+    lab.run()
+    lab.add(on_fabric("n3", "ib-b", gpus=4))
+    lab.add(on_fabric("n4", "ib-b", gpus=4))
+    lab.run()
+    (replica,) = lab.ready()
+    assert nodes_of(replica) == ("n1", "n2")
+    return lab
+
+
+# -- the plan
+
+
+def test_the_plan_says_where_each_goes_and_changes_nothing() -> None:
+    lab = roomy(replicas=2)
+    before = lab.state
+    planned = drains.plan(lab.state, "n1", now=lab.now)
+    assert lab.state is before
+    assert [move.replica for move in planned.moves] == sorted(replica.id for replica in lab.ready())
+    assert [(move.targets, move.weights_there, move.state) for move in planned.moves] == [
+        (("n2",), True, MoveState.PENDING)
+    ] * 2
+    assert (planned.state, planned.why, drains.refusal(planned)) == (DrainState.MOVING, "2 replicas to move", None)
+    assert drains.plan(lab.state, "n1", now=lab.now) == planned
+
+
+def test_the_plan_says_whether_the_weights_are_there() -> None:
+    lab = Lab([node("n1", weights=("/w",))], [model("m", profile("c", "llamacpp", memory_bytes=1), source="/w")])
+    lab.run()
+    lab.add(node("n2"))
+    assert [(m.targets, m.weights_there) for m in drains.plan(lab.state, "n1", now=lab.now).moves] == [(("n2",), False)]
+    lab.add(node("n3", weights=("/w",)))
+    assert [(m.targets, m.weights_there) for m in drains.plan(lab.state, "n1", now=lab.now).moves] == [(("n3",), True)]
+
+
+def test_a_full_cluster_refuses_at_once_says_what_is_short_and_which_choices_there_are() -> None:
+    """A rollout that waits for room which only its own end would free stands for ever: it is not begun."""
+    lab = full()
+    (replica,) = lab.on("n1")
+    before = lab.state
+    planned = lab.drain("n1")
+    assert lab.state is before
+    assert reconcile(lab.state, lab.now) == ()
+    words = drains.refusal(planned)
+    assert words is not None
+    assert words.startswith(
+        f"n1 can't be drained now, and nothing was changed: {replica.id} of m has no other place: "
+        "2 nodes: 1 draining, 1 short of GPUs; nearest n2: 0 of 1 GPU free, 1 needed"
+    )
+    assert "--wait" in words
+    assert "--allow-downtime m" in words
+    assert "--force" in words
+
+
+def test_a_plan_counts_what_it_has_placed_itself() -> None:
+    lab = Lab([node("n1", gpus=2), node("n2", gpus=1)], [model("m", ONE, replicas=3)])
+    lab.run()
+    lab.add(node("n3", gpus=1))
+    planned = lab.drain("n1")
+    assert [move.state for move in planned.moves] == [MoveState.PENDING, MoveState.BLOCKED]
+    assert planned.moves[0].targets == ("n3",)
+    assert drains.refusal(planned) is not None
+    assert "n1" not in lab.state.drains
+
+
+def test_an_empty_node_is_drained_at_once() -> None:
+    lab = roomy()
+    assert lab.drain("n2").why == "nothing is placed on n2"
+    assert lab.is_drained("n2")
+
+
+def test_a_plan_takes_aliases_for_the_models_that_they_mean() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE, aliases=("a",))])
+    lab.run()
+    planned = lab.drain("n1", allow_downtime=("a",))
+    assert planned.allow_downtime == ("m",)
+    assert drains.refusal(planned) is None
+
+
+# -- carrying it out
+
+
+def test_replicas_move_one_at_a_time_each_after_its_replacement_is_ready() -> None:
+    lab = roomy(replicas=2)
+    first, second = sorted(replica.id for replica in lab.ready())
+    lab.drain("n1")
+    lab.until(lambda: lab.move("n1", first).state is MoveState.MOVED)
+    assert lab.state.replicas[second].state is ReplicaState.READY
+    lab.run()
+    assert lab.is_drained("n1")
+    assert {nodes_of(replica) for replica in lab.ready()} == {("n2",)}
+    assert len(lab.ready()) == 2
+    move = lab.move("n1", first)
+    assert set(move.seconds) == {"starting", "shifting", "finishing", "stopping"}
+    (words,) = lab.told("drain.done")
+    assert words.startswith("n1 is drained: 2 replicas moved, 0 requests finished, 0 broken; starting ")
+    assert lab.state.nodes["n1"].state is NodeState.DRAINED
+
+
+def test_requests_in_flight_are_waited_for_and_counted() -> None:
+    """Whoever streams at the node being drained streams on to the end."""
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.drain("n1")
+    door = lab.doors["gw"]
+    door.in_flight[old.id] = 20
+    door.acknowledges = False
+    lab.until(lambda: lab.move("n1").state is MoveState.SHIFTING)
+    for _ in range(30):
+        lab.tick()
+    assert lab.move("n1").why == "gateway gw has not taken up the table without it yet"
+    door.acknowledges = True
+    lab.until(lambda: lab.move("n1").state is MoveState.FINISHING)
+    for _ in range(30):
+        lab.tick()
+    assert lab.state.replicas[old.id].state is ReplicaState.DRAINING
+    door.finish(old.id, 20)
+    lab.run()
+    assert lab.is_drained("n1")
+    assert (lab.move("n1").finished, lab.move("n1").broken) == (20, 0)
+    assert "20 requests finished, 0 broken" in lab.told("drain.done")[0]
+
+
+def test_a_deadline_ends_the_wait_for_requests_in_flight() -> None:
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.drain("n1", in_flight_s=40.0)
+    lab.doors["gw"].in_flight[old.id] = 1
+    lab.until(lambda: lab.move("n1").state is MoveState.FINISHING)
+    waited = lab.now.monotonic_s
+    lab.until(lambda: lab.move("n1").state is MoveState.STOPPING)
+    assert 38.0 <= lab.now.monotonic_s - waited <= 41.0
+
+
+def test_a_gateway_that_is_cut_off_is_waited_for_by_its_lease_and_named() -> None:
+    lab = roomy()
+    lab.drain("n1")
+    lab.tick()
+    lab.doors["gw"].connected = False
+    lab.until(lambda: lab.move("n1").state is MoveState.SHIFTING)
+    assert "gateway gw is not connected" in lab.move("n1").why
+    since = lab.doors["gw"].heard_at_s
+    lab.until(lambda: lab.move("n1").state is MoveState.STOPPING)
+    assert lab.now.monotonic_s - since >= lab.state.lease_s
+
+
+def test_draining_the_node_of_a_worker_rank_replaces_the_whole_replica() -> None:
+    """Ranks that serve nothing themselves are not stopped under the leader's open streams."""
+    lab = over_two_nodes()
+    (old,) = lab.ready()
+    assert lab.drain("n2").moves[0].targets == ("n3", "n4")
+    lab.doors["gw"].in_flight[old.id] = 3
+    lab.until(lambda: lab.move("n2").state is MoveState.FINISHING)
+    for at, rank in (("n1", 0), ("n2", 1)):
+        assert lab.engines[at][old.shard_id(rank)].state is ShardState.READY
+    lab.doors["gw"].finish(old.id, 3)
+    lab.run()
+    (new,) = lab.ready()
+    assert (nodes_of(new), new.fabric) == (("n3", "n4"), "ib-b")
+    assert lab.is_drained("n2")
+    assert lab.state.nodes["n1"].state is NodeState.READY
+
+
+def test_a_replica_that_is_not_ready_is_stopped_and_made_elsewhere_at_once() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.slow = lambda shard: True
+    lab.until(lambda: bool(lab.on("n1")) and lab.on("n1")[0].state is ReplicaState.STARTING)
+    lab.add(node("n2", gpus=1))
+    (old,) = lab.on("n1")
+    assert lab.drain("n1").moves[0].why == "is not ready: it is started anew there"
+    assert lab.state.replicas[old.id].state is ReplicaState.STOPPING
+    lab.slow = lambda shard: False
+    lab.run()
+    assert lab.is_drained("n1")
+    assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+
+
+def test_a_replica_that_was_ready_and_is_not_just_now_keeps_its_requests_until_there_is_another() -> None:
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.slow = lambda shard: shard.id.startswith(old.id)
+    lab.engines["n1"][old.shard_id(0)].state = ShardState.STARTING
+    lab.tick()
+    assert lab.state.replicas[old.id].state is ReplicaState.STARTING
+    lab.drain("n1")
+    assert lab.move("n1").state is MoveState.STARTING
+    assert lab.state.replicas[old.id].state is ReplicaState.STARTING
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+# -- where not everything can move
+
+
+def test_what_waits_begins_by_itself_when_everything_can_move() -> None:
+    lab = full()
+    (old,) = lab.on("n1")
+    lab.drain("n1", wait=True)
+    lab.run()
+    drain = lab.state.drains["n1"]
+    assert (drain.state, lab.state.nodes["n1"].state) == (DrainState.WAITING, NodeState.DRAINING)
+    assert drain.why.startswith(f"waits until everything can move: {old.id} of m has no other place: ")
+    assert lab.state.replicas[old.id].state is ReplicaState.READY
+    assert "node n1 waits to be drained" in why(lab.state, "m").summary
+    lab.add(node("n3", gpus=1))
+    lab.run()
+    assert lab.is_drained("n1")
+    assert lab.told("drain.moving") != []
+
+
+def test_a_waiting_drain_is_the_same_while_nothing_changes() -> None:
+    lab = full()
+    lab.drain("n1", wait=True)
+    lab.run()
+    before = lab.state.drains["n1"]
+    lab.tick(30.0)
+    assert lab.state.drains["n1"] == before
+
+
+@pytest.mark.parametrize("options", [{"allow_downtime": ("m",)}, {"force": True}])
+def test_where_downtime_is_allowed_the_original_stops_first(options: dict[str, object]) -> None:
+    lab = full()
+    (old,) = lab.on("n1")
+    planned = lab.drain("n1", **options)
+    assert planned.moves[0].downtime
+    assert planned.moves[0].why.startswith("stops before there is another place for it: ")
+    assert lab.state.replicas[old.id].state is ReplicaState.DRAINING
+    lab.run()
+    assert lab.is_drained("n1")
+    assert [replica.state for replica in lab.replicas()] == [ReplicaState.READY, ReplicaState.UNPLACED]
+    assert lab.move("n1").downtime
+
+
+def test_downtime_that_is_allowed_is_not_taken_where_there_is_room() -> None:
+    lab = roomy()
+    assert not lab.drain("n1", force=True).moves[0].downtime
+    assert lab.move("n1").state is MoveState.STARTING
+
+
+def test_downtime_of_one_model_does_not_let_another_stop() -> None:
+    lab = Lab([node("n1", gpus=2)], [model("a", ONE), model("b", ONE)])
+    lab.run()
+    words = drains.refusal(lab.drain("n1", allow_downtime=("a",)))
+    assert words is not None
+    assert "of b has no other place" in words
+    assert "of a has no other place" not in words
+
+
+def test_a_move_that_turns_impossible_midway_is_blocked_in_words_and_tried_again() -> None:
+    lab = roomy(replicas=2)
+    first, second = sorted(replica.id for replica in lab.ready())
+    lab.drain("n1")
+    lab.until(lambda: lab.move("n1", first).state is MoveState.STOPPING)
+    described = lab.state.nodes["n2"].inventory
+    broken = node("n2", gpus=1).inventory
+    lab.describe("n2", broken)
+    lab.run()
+    move = lab.move("n1", second)
+    assert move.state is MoveState.BLOCKED
+    assert "0 of 1 GPU free, 1 needed" in move.why
+    assert "--allow-downtime m" in move.why
+    assert lab.told("drain.blocked") == [f"{second} of m can't leave n1: {move.why}"]
+    assert lab.state.replicas[second].state is ReplicaState.READY
+    assert "can't be drained of it" in why(lab.state, "m").summary
+    assert lab.state.drains["n1"].why.startswith(f"1 of 2 replicas moved; {second} is blocked: ")
+    lab.describe("n2", described)
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_a_drain_that_is_asked_for_again_changes_its_options_and_goes_on() -> None:
+    lab = roomy()
+    lab.drain("n1")
+    lab.tick()
+    before = lab.state.drains["n1"]
+    lab.drain("n1", in_flight_s=5.0, force=True)
+    after = lab.state.drains["n1"]
+    assert (after.in_flight_s, after.force, after.since) == (5.0, True, before.since)
+    assert after.moves[0].replacement == before.moves[0].replacement
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_a_blocked_drain_goes_on_when_it_is_asked_for_again_with_force() -> None:
+    lab = full()
+    lab.drain("n1", wait=True)
+    lab.run()
+    lab.drain("n1", force=True)
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_a_replacement_that_never_gets_ready_is_given_up_and_tried_again_later() -> None:
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.broken = lambda shard: shard.placement.node == "n2"
+    lab.drain("n1")
+    lab.until(lambda: lab.move("n1").state is MoveState.BLOCKED)
+    words = lab.move("n1").why
+    assert "failed 3 times in a row" in words
+    assert "no such layer" in words
+    assert "another is tried at" in words
+    assert [replica.id for replica in lab.replicas() if replica.state is ReplicaState.READY] == [old.id]
+    lab.broken = lambda shard: False
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_force_empties_the_node_though_nothing_gets_ready_elsewhere() -> None:
+    lab = roomy()
+    lab.broken = lambda shard: shard.placement.node == "n2"
+    lab.drain("n1", force=True)
+    lab.until(lambda: lab.is_drained("n1"))
+
+
+# -- whatever happens in whichever phase
+
+PHASES = (MoveState.STARTING, MoveState.SHIFTING, MoveState.FINISHING, MoveState.STOPPING, MoveState.MOVED)
+
+
+def at_phase(phase: MoveState) -> tuple[Lab, Replica]:
+    """A drain of n1 whose one move is in that phase, with room for the replica on n2 and on n3."""
+    lab = roomy()
+    lab.add(node("n3", gpus=2))
+    (old,) = lab.ready()
+    door = lab.doors["gw"]
+    door.acknowledges, door.in_flight[old.id] = False, 2
+    lab.drain("n1")
+    if phase is not MoveState.STARTING:
+        lab.until(lambda: lab.move("n1").state is MoveState.SHIFTING)
+    if phase is not MoveState.SHIFTING:
+        door.acknowledges = True
+    if phase is MoveState.FINISHING:
+        lab.until(lambda: lab.move("n1").state is phase)
+    if phase in (MoveState.STOPPING, MoveState.MOVED):
+        lab.until(lambda: lab.move("n1").state is MoveState.FINISHING)
+        door.finish(old.id, 2)
+        lab.until(lambda: lab.move("n1").state is phase)
+    assert lab.move("n1").state is phase
+    return lab, old
+
+
+def all_go_on(lab: Lab, old: Replica) -> None:
+    door = lab.doors["gw"]
+    door.acknowledges = True
+    lab.until(lambda: not lab.state.replicas.get(old.id) or old.id not in door.may_send or not lab.tick())
+    if door.in_flight.get(old.id):
+        door.finish(old.id, door.in_flight[old.id])
+    lab.run()
+
+
+def undrain(lab: Lab, old: Replica) -> None:
+    lab.undrain("n1")
+
+
+def restart_control(lab: Lab, old: Replica) -> None:
+    lab.restart_control()
+    for _ in range(3):
+        lab.tick()
+    lab.come_back()
+
+
+def restart_agents(lab: Lab, old: Replica) -> None:
+    for name in ("n1", "n2", "n3"):
+        lab.restart_agent(name)
+
+
+def crash_replacement(lab: Lab, old: Replica) -> None:
+    (new,) = (replica for replica in lab.replicas() if replica.id != old.id)
+    at = nodes_of(new)[0]
+    if new.shard_id(0) not in lab.engines[at]:
+        lab.tick()
+    lab.engines[at][new.shard_id(0)].state = ShardState.FAILED
+    lab.tick()
+
+
+def lose_target(lab: Lab, old: Replica) -> None:
+    (new,) = (replica for replica in lab.replicas() if replica.id != old.id)
+    lab.lose(nodes_of(new)[0])
+
+
+def crash_original(lab: Lab, old: Replica) -> None:
+    engine = lab.engines["n1"].get(old.shard_id(0))
+    if engine is not None and engine.state is ShardState.READY:
+        engine.state = ShardState.FAILED
+    lab.tick()
+
+
+def lose_original(lab: Lab, old: Replica) -> None:
+    lab.lose("n1")
+    lab.run()
+    lab.connect("n1")
+
+
+EVENTS = (undrain, restart_control, restart_agents, crash_replacement, lose_target, crash_original, lose_original)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("phase", PHASES, ids=str)
+def test_each_phase_survives_each_event(phase: MoveState, event: Callable[[Lab, Replica], None]) -> None:
+    lab, old = at_phase(phase)
+    event(lab, old)
+    all_go_on(lab, old)
+    (left,) = (replica for replica in lab.replicas() if not replica.lost)
+    assert left.state is ReplicaState.READY
+    if event is undrain:
+        assert lab.state.nodes["n1"].state is NodeState.READY
+        assert (left.id == old.id) is (phase is MoveState.STARTING)
+    else:
+        assert lab.is_drained("n1")
+        assert nodes_of(left) != ("n1",)
+
+
+def test_a_drain_that_is_taken_back_while_it_waits_leaves_everything_as_it_was() -> None:
+    lab = full()
+    before = lab.replicas()
+    lab.drain("n1", wait=True)
+    lab.undrain("n1")
+    lab.run()
+    assert [replica.id for replica in lab.ready()] == [replica.id for replica in before]
+    assert lab.state.nodes["n1"].state is NodeState.READY
+
+
+def test_a_node_that_is_switched_off_while_it_drains_is_lost_and_shows_nothing_running() -> None:
+    lab = roomy()
+    lab.doors["gw"].acknowledges = False
+    lab.drain("n1")
+    lab.until(lambda: lab.move("n1").state is MoveState.SHIFTING)
+    lab.lose("n1", power=True)
+    assert lab.state.nodes["n1"].state is NodeState.LOST
+    assert not any(replica.state is ReplicaState.READY for replica in lab.on("n1"))
+    lab.doors["gw"].acknowledges = True
+    lab.run()
+    assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+    lab.connect("n1")
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_a_replica_that_comes_back_with_its_node_to_a_drained_one_is_moved_too() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.run()
+    (old,) = lab.ready()
+    lab.lose("n1")
+    lab.drain("n1")
+    assert lab.state.drains["n1"].state is not DrainState.DONE
+    lab.connect("n1")
+    lab.run()
+    assert [replica.id for replica in lab.ready()] == [old.id]
+    lab.add(node("n2", gpus=1))
+    lab.run()
+    assert lab.is_drained("n1")
+    assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+
+
+def test_two_drains_at_a_time_move_one_replica_each_and_none_to_the_other() -> None:
+    lab = Lab([node("n1", gpus=1), node("n2", gpus=1)], [model("m", ONE, replicas=2)])
+    lab.run()
+    lab.add(node("n3", gpus=1))
+    lab.add(node("n4", gpus=1))
+    lab.drain("n1")
+    lab.drain("n2")
+    lab.run()
+    assert lab.is_drained("n1")
+    assert lab.is_drained("n2")
+    assert sorted(nodes_of(replica) for replica in lab.ready()) == [("n3",), ("n4",)]
+
+
+def test_a_replacement_on_a_node_that_is_drained_next_is_made_anew_elsewhere() -> None:
+    lab = roomy()
+    lab.slow = lambda shard: shard.placement.node == "n2"
+    lab.drain("n1")
+    lab.until(lambda: bool(lab.on("n2")) and lab.on("n2")[0].state is ReplicaState.STARTING)
+    lab.add(node("n3", gpus=1))
+    assert drains.refusal(lab.drain("n2")) is None
+    lab.run()
+    assert lab.is_drained("n1")
+    assert lab.is_drained("n2")
+    assert [nodes_of(replica) for replica in lab.ready()] == [("n3",)]
+
+
+def test_scaling_down_in_the_middle_takes_the_one_that_leaves_anyway() -> None:
+    lab = roomy(replicas=2)
+    lab.slow = lambda shard: shard.placement.node == "n2"
+    lab.drain("n1")
+    lab.until(lambda: bool(lab.on("n2")))
+    lab.state = replace(lab.state, scale={"m": 1})
+    lab.slow = lambda shard: False
+    lab.run()
+    assert lab.is_drained("n1")
+    assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+
+
+def test_a_model_that_leaves_the_catalog_in_the_middle_stops_with_its_replacement() -> None:
+    lab = roomy()
+    lab.drain("n1")
+    lab.tick()
+    lab.edit()
+    lab.run()
+    assert lab.replicas() == []
+    assert lab.is_drained("n1")
+
+
+def test_a_node_that_is_removed_is_not_drained_any_more() -> None:
+    lab = roomy()
+    lab.drain("n2")
+    nodes = {name: each for name, each in lab.state.nodes.items() if name != "n2"}
+    lab.state = replace(lab.state, nodes=nodes)
+    lab.settle()
+    assert lab.state.drains == {}
