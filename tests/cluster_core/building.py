@@ -13,7 +13,9 @@ from llmgw.cluster.model import (
     EngineOnNode,
     EngineState,
     Exit,
+    Fabric,
     Gpu,
+    Hca,
     Instant,
     Inventory,
     Node,
@@ -45,8 +47,12 @@ def inventory(
     memory_gib: float = 16,
     labels: Mapping[str, str] | None = None,
     ports: str = "20000-29999",
+    fabrics: tuple[str, ...] = (),
+    address: str = "127.0.0.1",
 ) -> Inventory:
+    """``fabrics``: names of fabrics, with an adapter on each."""
     first, last = ports.split("-")
+    hcas = [Hca(name=f"mlx5_{index}", port=1, state="ACTIVE") for index, _ in enumerate(fabrics)]
     return Inventory(
         hostname="host",
         os="Debian GNU/Linux 12",
@@ -54,7 +60,9 @@ def inventory(
         libc="glibc 2.36",
         cpu=Cpu(model="EPYC", architecture="x86_64", cores=8, extensions=("avx2", "fma")),
         memory_bytes=int(memory_gib * GIB),
-        mgmt_addr="127.0.0.1",
+        mgmt_addr=address,
+        hcas=tuple(hcas),
+        fabrics=tuple(Fabric(name=name, hcas=(hca.name,)) for name, hca in zip(fabrics, hcas, strict=True)),
         gpus=tuple(gpu(index) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus),
         labels=labels or {},
         ports=PortRange(int(first), int(last)),
@@ -72,11 +80,15 @@ def node(
     memory_gib: float = 16,
     labels: Mapping[str, str] | None = None,
     ports: str = "20000-29999",
+    fabrics: Iterable[str] = (),
+    address: str = "127.0.0.1",
     engines: Iterable[EngineOnNode] = (engine("sim"), engine("llamacpp")),
     **changes: Any,
 ) -> Node:
     """A node that is ready and connected."""
-    described = inventory(gpus=gpus, memory_gib=memory_gib, labels=labels, ports=ports)
+    described = inventory(
+        gpus=gpus, memory_gib=memory_gib, labels=labels, ports=ports, fabrics=tuple(fabrics), address=address
+    )
     ready = Node(
         id=name,
         state=NodeState.READY,
@@ -111,7 +123,8 @@ def cluster(nodes: Iterable[Node] = (), models: Iterable[ModelSpec] = (), **fiel
 def settled(state: Cluster, now: Instant = NOW) -> Cluster:
     """The cluster after one step, which must leave nothing more to do at the same time."""
     after = apply(state, reconcile(state, now))
-    assert reconcile(after, now) == ()
+    again = reconcile(after, now)
+    assert again == (), again
     return after
 
 
@@ -132,11 +145,17 @@ def with_catalog(state: Cluster, *models: ModelSpec) -> Cluster:
 
 
 def reported(state: Cluster, shard_state: ShardState, **fields: Any) -> Cluster:
-    """Every connected node reports all that it should run, in this state."""
+    """Every connected node reports all that it should run, in this state; ranks above 0 serve nothing."""
     for name, at in state.nodes.items():
         if at.session is not None:
             shards = tuple(
-                observed(shard.id, shard.generation, shard_state, f"127.0.0.1:{shard.placement.port}", **fields)
+                observed(
+                    shard.id,
+                    shard.generation,
+                    shard_state,
+                    None if shard.rank else f"127.0.0.1:{shard.placement.port}",
+                    **fields,
+                )
                 for shard in desired(state, name)
             )
             state = with_node(state, name, shards=shards)
@@ -160,7 +179,10 @@ def observed(
 
 def ready(state: Cluster, now: Instant = NOW) -> Cluster:
     """The cluster with everything placed that can be, and ready."""
-    return settled(reported(settled(state, now), ShardState.READY), now)
+    state = settled(state, now)
+    if any(len(replica.placements) > 1 for replica in state.replicas.values()):
+        state = settled(reported(state, ShardState.PREPARING, prepared=True), now)
+    return settled(reported(state, ShardState.READY), now)
 
 
 def only(state: Cluster, model: str = "m") -> Replica:

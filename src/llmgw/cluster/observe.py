@@ -168,7 +168,8 @@ def progress(
     node, shard = nodes[rank], shards[rank]
     which = f"rank {rank}: " if len(shards) > 1 else ""
     if shard is None:
-        return states[rank], f"{which}on {node.id}: waits for its agent to take it up"
+        missing = ", ".join(node.id for node, shard in zip(nodes, shards, strict=True) if shard is None)
+        return states[rank], f"on {missing}: waits for its agent to take it up"
     if states[rank] is not ReplicaState.READY:
         return states[rank], f"{which}{shard.why or shard.state.value} on {node.id}"
     first = shards[0]
