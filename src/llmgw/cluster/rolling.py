@@ -161,6 +161,7 @@ def differs(spec: ModelSpec, replica: Replica) -> bool:
 
 def _roll_model(turn: Round, model: str, due: list[Replica]) -> None:
     step = turn.step
+    on_trial = _on_the_move(replica for replica in step.replicas.values() if replica.model == model) is not None
     serving: list[Replica] = []
     for replica in due:
         if not stands(replica) or original(step, replica) is not None or not reason(step.cluster, replica):
@@ -170,7 +171,7 @@ def _roll_model(turn: Round, model: str, due: list[Replica]) -> None:
             step.put(replace(replica, restart=False, may_stop_first=False))
         elif has_served(replica):
             serving.append(replica)
-        else:
+        elif not on_trial:
             start_draining(step, replica, reason(step.cluster, replica))
     if serving:
         _replace_one(turn, model, serving)
