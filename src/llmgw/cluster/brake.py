@@ -15,6 +15,9 @@ _NAMED = 5
 def braked(cluster: Cluster, now: Instant) -> Brake | None:
     """The brake as it should be now. It is put on when a node would be judged lost, and comes off when no more than
     half of the nodes are silent."""
+    quiet = (node for node in cluster.nodes.values() if not is_heard(cluster, node, now))
+    if next(quiet, None) is None or next(quiet, None) is None:
+        return None
     counted = [node for _, node in sorted(cluster.nodes.items()) if _counts(cluster, node, now)]
     silent = tuple(node.id for node in counted if is_silent(cluster, node, now))
     if len(silent) < 2 or 2 * len(silent) <= len(counted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 from llmgw.cluster.model import Cluster
@@ -31,7 +30,7 @@ def replica_id(cluster: Cluster, model: str, n: int) -> str:
 
 def replica_key(secret: str, replica_id: str) -> str:
     """The key that a replica's engines ask for, derived so that it need not be stored."""
-    return hmac.new(secret.encode(), f"replica-key\0{replica_id}".encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(secret.encode(), f"replica-key\0{replica_id}".encode(), "sha256").hex()
 
 
 def _permute(key: bytes, value: int) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmgw.cluster.lifecycle import (
-    AWAY,
     EMPTIED,
     ENDED,
     FORGIVEN_AFTER_S,
@@ -23,7 +22,7 @@ from llmgw.cluster.lifecycle import (
     observed,
     stop,
 )
-from llmgw.cluster.model import Exit, Node, ObservedShard, Replica, ReplicaState, ShardState
+from llmgw.cluster.model import Exit, Node, NodeState, ObservedShard, Replica, ReplicaState, ShardState
 from llmgw.cluster.step import Step
 
 _PROGRESS = {
@@ -37,6 +36,35 @@ _PROGRESS = {
 _ORDER = (ReplicaState.PLACING, ReplicaState.PREPARING, ReplicaState.STARTING, ReplicaState.READY)
 _LAST_LINES = 5
 _ERROR = re.compile(r"\bE\b|error|fail|fatal|exception|can't|cannot", re.IGNORECASE)
+
+
+def fold_all(step: Step) -> None:
+    """Bring every replica up to what its nodes say."""
+    nodes = step.nodes
+    for replica in list(step.replicas.values()):
+        if not _stays_ready(replica, nodes):
+            fold(step, replica)
+
+
+def _stays_ready(replica: Replica, nodes: Mapping[str, Node]) -> bool:
+    """The quick answer for most replicas at most times: ready, and all is as it was. Written for speed."""
+    if replica.state is not ReplicaState.READY or replica.failures:
+        return False
+    for rank, placement in enumerate(replica.placements):
+        node = nodes.get(placement.node)
+        if node is None or node.session is None or node.state is NodeState.LOST or node.state is NodeState.REVOKED:
+            return False
+        shard_id = replica.shard_id(rank)
+        for shard in node.shards:
+            if shard.id == shard_id:
+                break
+        else:
+            return False
+        if shard.state is not ShardState.READY or shard.generation != replica.generation:
+            return False
+        if (rank == 0 and shard.endpoint != replica.endpoint) or moved_away(replica, node, rank):
+            return False
+    return True
 
 
 def fold(step: Step, replica: Replica) -> None:
@@ -57,8 +85,6 @@ def fold(step: Step, replica: Replica) -> None:
 
 def _fold_running(step: Step, replica: Replica) -> None:
     nodes = [step.nodes.get(placement.node) for placement in replica.placements]
-    if _stays_ready(replica, nodes):
-        return
     for placement, node in zip(replica.placements, nodes, strict=True):
         if node is None or away(node):
             _lose(step, replica, placement.node, node)
@@ -75,19 +101,6 @@ def _fold_running(step: Step, replica: Replica) -> None:
     heard = [node for node in reporting if node is not None]
     if len(heard) == len(nodes):  # Nothing is known for the replica either until all its nodes have reported.
         _advance(step, replica, heard, shards)
-
-
-def _stays_ready(replica: Replica, nodes: list[Node | None]) -> bool:
-    """The quick answer for most replicas at most times: ready, and all is as it was."""
-    if replica.state is not ReplicaState.READY or replica.failures:
-        return False
-    for rank, node in enumerate(nodes):
-        if node is None or node.session is None or node.state in AWAY or moved_away(replica, node, rank):
-            return False
-        shard = observed(node, replica, rank)
-        if shard is None or shard.state is not ShardState.READY or (rank == 0 and shard.endpoint != replica.endpoint):
-            return False
-    return True
 
 
 def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedShard | None]) -> str:
@@ -108,13 +121,10 @@ def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedSh
 
 def moved_away(replica: Replica, node: Node, rank: int) -> bool:
     """True where the ranks can't find each other any more: the node has another address than when it was placed."""
+    if len(replica.placements) == 1 or node.inventory is None:
+        return False
     placed = replica.placements[rank].address
-    return (
-        len(replica.placements) > 1
-        and bool(placed)
-        and node.inventory is not None
-        and node.inventory.mgmt_addr != placed
-    )
+    return bool(placed) and node.inventory.mgmt_addr != placed
 
 
 def _moved_words(replica: Replica, node: Node, rank: int) -> str:

@@ -29,11 +29,12 @@ from llmgw.cluster.lifecycle import (
     lost_at_s,
     moved,
     put_in,
+    stays_ready,
     suspect_at_s,
     told,
 )
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
-from llmgw.cluster.observe import fold
+from llmgw.cluster.observe import fold_all
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.quiet import let_go
 from llmgw.cluster.replacing import replace_outgoing, retries_s
@@ -45,6 +46,8 @@ from llmgw.cluster.step import Step
 _ROUNDS = 100
 """More than any step was seen to take; what is left then is left to the next one."""
 
+_PLACELESS = (ReplicaState.UNPLACED, ReplicaState.FAILED)
+
 __all__ = ["apply", "desired", "desired_by_node", "next_wake_s", "reconcile", "routes"]
 
 
@@ -52,8 +55,7 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
     """The next step of the cluster: nodes judged, reports folded in, replicas made or stopped, and placed."""
     step = Step(cluster, now)
     _judge(step)
-    for replica in list(step.replicas.values()):
-        fold(step, replica)
+    fold_all(step)
     decide_on_lost(step)
     _replicas(step)
     _settle_drained(step)
@@ -102,8 +104,9 @@ def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
     times = [time_s for node in cluster.nodes.values() for time_s in _node_times(cluster, node, now)]
     draining = False
     for replica in cluster.replicas.values():
-        draining = draining or replica.state is ReplicaState.DRAINING
-        times += _replica_times(replica, now)
+        if replica.state is not ReplicaState.READY or replica.failures:
+            draining = draining or replica.state is ReplicaState.DRAINING
+            times += _replica_times(replica, now)
     if draining:
         times.append(cluster.tables_settled_at_s)
         times += [gateway.heard_at_s + cluster.lease_s for gateway in cluster.gateways.values()]
@@ -139,8 +142,8 @@ def _judge(step: Step) -> None:
     step.brake = braked(step.cluster, step.now)
     _say_brake(step)
     cluster = step.cluster if step.brake is step.cluster.brake else replace(step.cluster, brake=step.brake)
-    for key in sorted(step.nodes):
-        node = step.nodes[key]
+    unsure = [node for node in step.nodes.values() if not stays_ready(cluster, node, step.now)]
+    for node in sorted(unsure, key=lambda node: node.id):
         after = judged(cluster, node, step.now)
         if after is not node:
             _put_node(step, after)
@@ -176,7 +179,8 @@ def _settle_drained(step: Step) -> None:
 
 
 def _place(step: Step) -> None:
-    due = [replica for replica in step.replicas.values() if _may_be_placed(step, replica)]
+    placeless = [replica for replica in step.replicas.values() if replica.state in _PLACELESS]
+    due = [replica for replica in placeless if _may_be_placed(step, replica)]
     if not due:
         return
     planner = Planner(step.snapshot())
@@ -198,7 +202,7 @@ def _place(step: Step) -> None:
 
 def _may_be_placed(step: Step, replica: Replica) -> bool:
     """Not while its backoff runs, and not before its last generation has ended as a whole."""
-    if replica.lost or replica.state not in (ReplicaState.UNPLACED, ReplicaState.FAILED):
+    if replica.lost:
         return False
     if replica.retry_at is not None and replica.retry_at > step.now.wall_s:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from llmgw.cluster.lifecycle import is_live, start_draining, stop
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
@@ -35,8 +36,7 @@ def standing(where: Cluster | Step, model: str) -> list[Replica]:
     return _counted(sorted((each for each in where.replicas.values() if each.model == model), key=_id))
 
 
-def _id(replica: Replica) -> str:
-    return replica.id
+_id = attrgetter("id")
 
 
 def _counted(replicas: Iterable[Replica]) -> list[Replica]:
@@ -45,17 +45,17 @@ def _counted(replicas: Iterable[Replica]) -> list[Replica]:
     return [replica for replica in stays if replica.replaces not in ids]
 
 
-def by_model(cluster: Cluster) -> dict[str, list[Replica]]:
+def by_model(cluster: Cluster | Step) -> dict[str, list[Replica]]:
     """Replicas of each model, in the order of their ids."""
     replicas: dict[str, list[Replica]] = {}
-    for _, replica in sorted(cluster.replicas.items()):
+    for replica in cluster.replicas.values():
         replicas.setdefault(replica.model, []).append(replica)
-    return replicas
+    return {model: sorted(of_model, key=_id) for model, of_model in replicas.items()}
 
 
 def scale(step: Step) -> None:
     """Make the replicas that are missing, and have those leave that are too many."""
-    replicas = by_model(step.snapshot())
+    replicas = by_model(step)
     for model in sorted(replicas.keys() | {spec.name for spec in step.cluster.catalog.models}):
         surplus = len(_counted(replicas.get(model, ()))) - wanted(step.cluster, model)
         for _ in range(-surplus):

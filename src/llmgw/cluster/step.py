@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -69,22 +70,24 @@ class Step:
 
     def actions(self) -> tuple[Action, ...]:
         old = self.cluster
-        changes: list[Action] = [
-            PutNode(node) for key, node in sorted(self.nodes.items()) if node is not old.nodes.get(key)
-        ]
+        changes: list[Action] = [PutNode(self.nodes[key]) for key in sorted(_changed(self.nodes, old.nodes))]
         changes += [
             CountReplica(model, made)
             for model, made in sorted(self.made.items())
             if made != old.replicas_made.get(model)
         ]
         changes += [
-            PutReplica(replica)
-            for key, replica in sorted(self.replicas.items())
-            if replica is not old.replicas.get(key) and replica != old.replicas.get(key)
+            PutReplica(self.replicas[key])
+            for key in sorted(_changed(self.replicas, old.replicas))
+            if self.replicas[key] != old.replicas.get(key)
         ]
-        changes += [RemoveReplica(key) for key in sorted(old.replicas) if key not in self.replicas]
+        changes += [RemoveReplica(key) for key in sorted(old.replicas.keys() - self.replicas.keys())]
         changes += [PutDrain(drain) for key, drain in sorted(self.drains.items()) if drain != old.drains.get(key)]
         changes += [RemoveDrain(key) for key in sorted(old.drains) if key not in self.drains]
         if self.brake != old.brake:
             changes.append(PutBrake(self.brake))
         return (*changes, *self._notes)
+
+
+def _changed(now: Mapping[str, object], before: Mapping[str, object]) -> list[str]:
+    return [key for key, value in now.items() if value is not before.get(key)]
