@@ -56,12 +56,14 @@ class Round:
         self.given_up: dict[str, tuple[str, str]] = {}
         """By the id of the original: which replacement failed for good in this round, and how."""
 
-    def make(self, spec: ModelSpec, old: Replica, why: str, *, prefer: Sequence[str] = ()) -> Replica | str:
-        """A replacement made beside ``old``, preferably on the nodes named; or in words why there is no room."""
+    def make(self, spec: ModelSpec, old: Replica, why: str, *, prefer: Sequence[str] = ()) -> Replica | None:
+        """A replacement made beside ``old``, preferably on the nodes named; None where there is no room for it."""
         placed = self._planner.find(spec, Before(tuple(prefer)) if prefer else None)
-        if placed is None:
-            return self._planner.summary(spec)
-        return self._make(spec, old, why, placed)
+        return self._make(spec, old, why, placed) if placed is not None else None
+
+    def short_of(self, spec: ModelSpec) -> str:
+        """In words why there was no room."""
+        return self._planner.summary(spec)
 
     def _make(self, spec: ModelSpec, old: Replica, why: str, placed: Placed) -> Replica:
         new = new_replica(self.step, old.model, f"takes over from {old.id}: {why}")

@@ -93,7 +93,9 @@ def waiting_words(stuck: Iterable[Move]) -> str:
 def to_move(replicas: Iterable[Replica], node: str) -> list[Replica]:
     """Replicas that hold a place on the node, if with one of several ranks alone, in the order of their ids. Not one
     that was lost: whether it runs is not known before its nodes are back."""
-    here = [replica for replica in replicas if not replica.lost and node in nodes_of(replica)]
+    here = [
+        replica for replica in replicas if not replica.lost and any(each.node == node for each in replica.placements)
+    ]
     return sorted(here, key=lambda replica: replica.id)
 
 

@@ -177,12 +177,13 @@ def _begin(turn: Round, drain: Drain, old: Replica, move: Move) -> Move:
         start_draining(step, old, reason)
         return _become(move, MoveState.STOPPING, reason, now)
     made = turn.make(spec, old, reason, prefer=() if move.downtime else move.targets)
-    if isinstance(made, Replica):
+    if made is not None:
         return _become(replace(move, replacement=made.id, downtime=False), MoveState.STARTING, made.why, now)
+    short = turn.short_of(spec)
     if may_stop_first(drain, old):
-        start_draining(step, old, f"{reason}, and it may stop before there is another place: {made}")
-        return _become(replace(move, downtime=True, replacement=None), MoveState.SHIFTING, made, now)
-    return _become(replace(move, replacement=None), MoveState.BLOCKED, _no_room(drain, old, made), now)
+        start_draining(step, old, f"{reason}, and it may stop before there is another place: {short}")
+        return _become(replace(move, downtime=True, replacement=None), MoveState.SHIFTING, short, now)
+    return _become(replace(move, replacement=None), MoveState.BLOCKED, _no_room(drain, old, short), now)
 
 
 def _no_room(drain: Drain, old: Replica, short: str) -> str:

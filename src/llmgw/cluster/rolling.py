@@ -136,8 +136,8 @@ def held_by(cluster: Cluster, replica: Replica) -> str:
     busy = _on_the_move(others)
     if busy is not None:
         return f"its turn comes when {busy.id} has moved"
-    unready = _rolled_and_unready(cluster, replica, others)
-    if unready is not None:
+    unready = _rolled_and_unready(cluster, others)
+    if unready is not None and _is_rolled_out(cluster, replica):
         return f"its turn comes when {unready.id}, which follows the catalog already, is ready"
     spec = spec_beside(cluster, replica)
     refusal = Planner(cluster).place(spec) if spec is not None else None
@@ -182,12 +182,15 @@ def _replace_one(turn: Round, model: str, serving: list[Replica]) -> None:
     others = [replica for replica in step.replicas.values() if replica.model == model]
     if _on_the_move(others) is not None:
         return
+    no_room: list[ModelSpec] = []
+    bad = _rolled_and_unready(step.cluster, others)
     for replica in serving:
-        if _rolled_and_unready(step.cluster, replica, others) is not None:
-            continue
         spec = spec_beside(step.cluster, replica)
-        if spec is not None and isinstance(turn.make(spec, replica, reason(step.cluster, replica)), Replica):
+        if spec is None or spec in no_room or (bad is not None and _is_rolled_out(step.cluster, replica)):
+            continue
+        if turn.make(spec, replica, reason(step.cluster, replica)) is not None:
             return
+        no_room.append(spec)
     for replica in serving:
         rest = [other for other in others if other.id != replica.id and stands(other)]
         if replica.may_stop_first and all(other.state is ReplicaState.READY for other in rest):
@@ -202,18 +205,20 @@ def _on_the_move(replicas: Iterable[Replica]) -> Replica | None:
     return next((old for old in olds if old is not None and not old.lost), None)
 
 
-def _rolled_and_unready(cluster: Cluster, replica: Replica, others: Iterable[Replica]) -> Replica | None:
-    """Where a changed catalog is rolled out: one that follows it and is not ready, so that it may be no good."""
-    if replica.restart and not outdated(cluster, replica):
-        return None
-    for other in others:
-        runs = other.state in RUNNING or other.state is ReplicaState.FAILED
-        spec = cluster.catalog.model(other.model)
-        if other.id == replica.id or not stands(other) or not runs or spec is None or other.replaces is not None:
-            continue
-        if other.state is not ReplicaState.READY and not _changes(spec, other) and not other.restart:
-            return other
+def _rolled_and_unready(cluster: Cluster, replicas: Iterable[Replica]) -> Replica | None:
+    """Of one model's replicas one that follows the catalog and is not ready, so that the catalog may be no good."""
+    for replica in replicas:
+        ran = replica.state in RUNNING or replica.state is ReplicaState.FAILED
+        if ran and stands(replica) and replica.state is not ReplicaState.READY and replica.replaces is None:
+            spec = cluster.catalog.model(replica.model)
+            if spec is not None and not replica.restart and not _changes(spec, replica):
+                return replica
     return None
+
+
+def _is_rolled_out(cluster: Cluster, replica: Replica) -> bool:
+    """True where it is to be replaced for a changed catalog's sake, rather than by an operator's restart alone."""
+    return not replica.restart or bool(outdated(cluster, replica))
 
 
 def _gave_up_on(replica: Replica, spec: ModelSpec) -> bool:
@@ -221,7 +226,12 @@ def _gave_up_on(replica: Replica, spec: ModelSpec) -> bool:
 
 
 def _differs(spec: ModelSpec, replica: Replica) -> bool:
-    return replica.state in RUNNING and replica.spec is not spec and bool(_changes(spec, replica))
+    """As ``_changes``, without the words, of one that runs: asked of every replica in every step."""
+    was = replica.spec
+    if was is None or was is spec or replica.profile is None or replica.state not in RUNNING:
+        return False
+    same = was.source == spec.source and was.task == spec.task and was.aliases == spec.aliases
+    return not (same and replica.profile in spec.profiles)
 
 
 def _changes(spec: ModelSpec, replica: Replica) -> list[str]:
