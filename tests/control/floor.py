@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import httpx2
 import uvicorn
+from fastapi import FastAPI
 
 from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
 from llmgw.cluster.model import (
@@ -22,17 +24,19 @@ from llmgw.cluster.model import (
     Inventory,
     ObservedShard,
     ShardState,
+    Traffic,
     Vitals,
 )
 from llmgw.config import load_server
 from llmgw.control.api import Rooms, make_app
+from llmgw.control.clock import Clock, system_clock
 from llmgw.control.desk import Desk
 from llmgw.control.keys import digest
 from llmgw.control.logs import Logs
 from llmgw.control.main import AdminServer
 from llmgw.control.plane import Plane
 from llmgw.control.reload import Reloader
-from llmgw.link.messages import Desired, Hello, Observed
+from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Routes, RoutesAck, TrafficReport
 from llmgw.link.server import Peer
 from llmgw.link.session import Session
 from llmgw.pki.certificate import PeerIdentity
@@ -106,8 +110,11 @@ class ControlFloor:
         self.file = folder / "server.yaml"
         self.file.write_text(SERVER_FILE)
         self.reloader = Reloader(self.file, load_server(self.file), plane, lambda config: None)
-        self.app = make_app(Rooms(plane, self.desk, self.logs, self.reloader, digest(TOKEN)))
         self._sessions = 0
+
+    @cached_property
+    def app(self) -> FastAPI:
+        return make_app(Rooms(self.plane, self.desk, self.logs, self.reloader, digest(TOKEN)))
 
     def join(self, id: str, shards: tuple[ObservedShard, ...] = ()) -> Peer:
         """A node dials in, with what it runs already."""
@@ -125,6 +132,45 @@ class ControlFloor:
         peer = dialled_in(hello, self._sessions)
         self.desk.on_welcomed(peer)
         return peer
+
+    def join_gateway(self, id: str) -> Peer:
+        self._sessions += 1
+        peer = dialled_in(Hello(role="gateway", id=id, version="1"), self._sessions)
+        self.desk.on_welcomed(peer)
+        return peer
+
+    async def table(self, gateway: Peer) -> Routes:
+        """The newest table that the gateway was sent."""
+        async with asyncio.timeout(10):
+            frame = await gateway.outbox.get()
+            while len(gateway.outbox):
+                frame = await gateway.outbox.get()
+        assert isinstance(frame, Routes)
+        return frame
+
+    def ack(self, gateway: Peer, table: Routes, traffic: Mapping[str, Traffic] | None = None) -> None:
+        frame = RoutesAck(epoch=self.plane.epoch, session=gateway.session, version=table.version, traffic=traffic or {})
+        self.desk.on_frame(gateway, frame)
+
+    def report(self, gateway: Peer, traffic: Mapping[str, Traffic]) -> None:
+        self.desk.on_frame(gateway, TrafficReport(epoch=self.plane.epoch, session=gateway.session, replicas=traffic))
+
+    def beat(self, peer: Peer) -> None:
+        frame = Heartbeat(epoch=self.plane.epoch, session=peer.session, sent_at=0.0, vitals=VITALS)
+        self.desk.on_heartbeat(peer, frame)
+
+    async def obey(self, *peers: Peer) -> None:
+        """Each node runs, ready, just what it was last asked for, until nothing more is asked of any."""
+        for _ in range(50):
+            await self.settled()
+            if not any(len(peer.outbox) for peer in peers):
+                return
+            for peer in peers:
+                while len(peer.outbox):
+                    frame = await self.desired(peer)
+                    if not len(peer.outbox):
+                        self.observed(peer, frame)
+        raise AssertionError("the nodes are asked for ever more")
 
     async def desired(self, peer: Peer) -> Desired:
         async with asyncio.timeout(10):
@@ -184,10 +230,12 @@ def ready(shard: DesiredShard) -> ObservedShard:
 
 
 @asynccontextmanager
-async def open_floor(folder: Path, store: Store | None = None) -> AsyncIterator[ControlFloor]:
+async def open_floor(
+    folder: Path, store: Store | None = None, *, clock: Clock = system_clock, holder: str = "test"
+) -> AsyncIterator[ControlFloor]:
     """Starts from what the store holds, as a control plane does."""
     store = store or MemoryStore()
-    leadership = await leading(store)
+    leadership = await leading(store, holder, clock)
     saved: Saved = await store.load()
     newest = await store.events(limit=1)
     cluster = Cluster(
@@ -201,7 +249,12 @@ async def open_floor(folder: Path, store: Store | None = None) -> AsyncIterator[
         secret=saved.secret,
     )
     plane = Plane(
-        cluster, store=store, leadership=leadership, saved=saved, last_event=newest[-1].id if newest else None
+        cluster,
+        store=store,
+        leadership=leadership,
+        saved=saved,
+        last_event=newest[-1].id if newest else None,
+        clock=clock,
     )
     task = asyncio.ensure_future(plane.run())
     try:

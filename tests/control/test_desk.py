@@ -16,7 +16,7 @@ from llmgw.cluster.model import (
 from llmgw.control.desk import Desk
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
-from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Role, Routes
+from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Role, Routes, RoutesAck
 from llmgw.link.server import Peer
 from llmgw.store.base import Saved
 from llmgw.store.memory import MemoryStore
@@ -141,3 +141,36 @@ async def test_heartbeats_send_nothing_and_a_broken_stream_changes_the_table() -
         assert isinstance(second, Routes)
         assert second.version == floor.desk.table_version > version
         assert sorted(endpoint.preferred for endpoint in second.routes[0].endpoints) == [False, True, True]
+
+
+async def test_a_gateway_may_send_by_a_table_from_the_moment_it_was_sent() -> None:
+    """What is on its way may be taken up at any moment, and is not known to be before its acknowledgement is here."""
+    async with open_floor() as floor:
+        gateway = floor.join("gw", "gateway")
+        peers = [floor.join(f"n{number}") for number in range(3)]
+        await floor.settled()
+        empty = await sent(gateway)
+        assert isinstance(empty, Routes)
+        assert floor.plane.cluster.gateways["gw"].may_send is None
+        floor.desk.on_frame(gateway, RoutesAck(epoch=1, session=gateway.session, version=empty.version))
+        await floor.settled()
+        assert floor.plane.cluster.gateways["gw"].may_send == frozenset()
+
+        for peer in peers:
+            floor.ready(peer, await floor.shards(peer))
+        await floor.settled()
+        full = await sent(gateway)
+        assert isinstance(full, Routes)
+        assert floor.plane.cluster.gateways["gw"].may_send == floor.plane.cluster.replicas.keys()
+
+        floor.plane.halt()
+        await floor.settled()
+        last = await sent(gateway)
+        assert isinstance(last, Routes)
+        assert last.routes[0].endpoints == ()
+        floor.desk.on_frame(gateway, RoutesAck(epoch=1, session=gateway.session, version=full.version))
+        await floor.settled()
+        assert len(floor.plane.cluster.gateways["gw"].may_send or ()) == 3
+        floor.desk.on_frame(gateway, RoutesAck(epoch=1, session=gateway.session, version=last.version))
+        await floor.settled()
+        assert floor.plane.cluster.gateways["gw"].may_send == frozenset()

@@ -128,7 +128,7 @@ def _admin(rooms: Rooms) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
     _reads(router, rooms)
     _writes(router, rooms)
-    add_operations(router, rooms.plane)
+    add_operations(router, rooms.plane, rooms.reloader.path.parent)
     _streams(router, rooms)
     return router
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from llmgw.cluster.what_if import Addition, Changes
 from llmgw.control import operations, views
 from llmgw.control.drain_views import BrakeView, DrainView, brake_view, drain_view, drain_views
 from llmgw.control.operations import DrainOptions
 from llmgw.control.plane import Plane
+from llmgw.control.what_if import suppose
+from llmgw.control.what_if_views import WhatIfView, what_if_view
 
 LONGEST_IN_FLIGHT_S = 7 * 86_400.0
 
@@ -26,13 +31,39 @@ class DrainBody(Strict):
     wait: bool = False
 
 
+class AddedNodes(Strict):
+    nodes: int = Field(ge=1, le=10_000)
+    gpus: int = Field(ge=0, le=1_000)
+    """Of each."""
+    fabric: str | None = Field(default=None, min_length=1, max_length=100)
+
+
+class WhatIfBody(Strict):
+    lose: tuple[str, ...] = ()
+    lose_fabrics: tuple[str, ...] = ()
+    add: tuple[AddedNodes, ...] = Field(default=(), max_length=100)
+    file: str | None = None
+    """The text of a changed server.yaml, of which the models are taken."""
+
+
 class RestartBody(Strict):
     allow_downtime: bool = False
 
 
-def add_operations(router: APIRouter, plane: Plane) -> None:
+def add_operations(router: APIRouter, plane: Plane, folder: Path) -> None:
+    """``folder``: where this control plane's own file lies."""
     _drains(router, plane)
     _nodes_and_models(router, plane)
+
+    @router.post("/what-if")
+    async def what_if(body: WhatIfBody) -> WhatIfView:
+        """Where everything would be if the cluster were another. Changes nothing."""
+        changes = Changes(
+            lose_nodes=body.lose,
+            lose_fabrics=body.lose_fabrics,
+            add=tuple(Addition(nodes=added.nodes, gpus_per_node=added.gpus, fabric=added.fabric) for added in body.add),
+        )
+        return what_if_view(await suppose(plane, changes, body.file, folder))
 
 
 def _drains(router: APIRouter, plane: Plane) -> None:

@@ -122,7 +122,8 @@ class Desk:
             may_send = replicas if version == frame.version else None
         known = self._plane.cluster.gateways[peer.id]
         if may_send is not None:
-            known = replace(known, may_send=may_send)
+            on_their_way = [replicas for _, replicas in desk.unacknowledged]
+            known = replace(known, may_send=may_send.union(*on_their_way))
         self._plane.put_gateway(replace(known, heard_at_s=now.monotonic_s, traffic=frame.traffic))
 
     def _traffic(self, peer: Peer, traffic: Mapping[str, Traffic], now: Instant) -> None:
@@ -168,6 +169,7 @@ class Desk:
                 continue
             desk.unacknowledged.append((table.version, table.replicas))
             desk.sent = table.version
+            self._may_send_too(desk.peer.id, table.replicas)
             desk.peer.send(
                 Routes(
                     epoch=self._plane.epoch,
@@ -178,6 +180,12 @@ class Desk:
                     keys=table.keys,
                 )
             )
+
+    def _may_send_too(self, gateway_id: str, replicas: frozenset[str]) -> None:
+        """From the moment a table is sent: it may be in use long before it is known to be."""
+        known = self._plane.cluster.gateways[gateway_id]
+        if known.may_send is not None and not replicas <= known.may_send:
+            self._plane.put_gateway(replace(known, may_send=known.may_send | replicas))
 
     def _send_desired(self, cluster: Cluster) -> None:
         asked = []

@@ -19,7 +19,7 @@ class Reloader:
     def __init__(
         self, path: Path, config: ServerConfig, plane: Plane, on_changed: Callable[[ServerConfig], None]
     ) -> None:
-        self._path = path
+        self.path = path
         self.config = config
         self._plane = plane
         self._on_changed = on_changed
@@ -37,9 +37,9 @@ class Reloader:
 
     async def _reload(self) -> tuple[str, ...]:
         try:
-            new = await asyncio.to_thread(load_server, self._path)
+            new = await asyncio.to_thread(load_server, self.path)
         except ConfigError as error:
-            raise ApiError(422, "config_refused", str(error), f"mend {self._path} and reload again") from error
+            raise ApiError(422, "config_refused", str(error), f"mend {self.path} and reload again") from error
         if fixed := restart_needed(self.config, new):
             names = ", ".join(fixed)
             raise ApiError(
