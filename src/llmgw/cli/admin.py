@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from llmgw.cli import tables
+from llmgw.cli.rows import LEAST_ROOM, wrapped
 from llmgw.client import AdminClient, AdminError, ContextError, find_context
 
 
@@ -42,16 +44,25 @@ def admin(context: typer.Context) -> Iterator[AdminClient]:
         with AdminClient(find_context(given.server, given.token, given.ca, given.context)) as client:
             yield client
     except (AdminError, ContextError) as error:
-        print(f"llmgw ctl: {error}", file=sys.stderr)
+        complain(str(error))
         raise typer.Exit(1) from None
     except BrokenPipeError:
         raise typer.Exit(1) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"llmgw ctl: {where}{error.strerror or error} (on this machine)", file=sys.stderr)
+        complain(f"{where}{error.strerror or error} (on this machine)")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def complain(words: str) -> None:
+    """To stderr; where that is a terminal, broken between words."""
+    text = f"llmgw ctl: {words}"
+    if sys.stderr.isatty():
+        width = max(shutil.get_terminal_size().columns, LEAST_ROOM)
+        text = "\n".join(part for line in text.splitlines() for part in wrapped(line, width))
+    print(text, file=sys.stderr)
 
 
 def show(answer: Any, output: Output, table: Callable[[Any], None]) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from llmgw.cli import drain_tables
-from llmgw.cli.admin import Output, OutputOption, admin, show
+from llmgw.cli.admin import Output, OutputOption, admin, complain, show
 from llmgw.cli.rows import console
 from llmgw.client import AdminClient, AdminError
 from llmgw.config.faults import Refused
@@ -71,7 +71,7 @@ def drain(
             places = drain_tables.places_of(client.get("replicas"))
             show(planned, output, lambda planned: drain_tables.plan(planned, places))
         if planned["refusal"] is not None:
-            print(f"llmgw ctl: {planned['refusal']}", file=sys.stderr)
+            complain(planned["refusal"])
             raise typer.Exit(1)
         if plan:
             return
@@ -92,7 +92,7 @@ def undrain(
     """Take a drain back: the node takes replicas again. A replica whose requests are being finished still goes."""
     with admin(context) as client:
         answer = client.delete(f"nodes/{node}/drain")
-    show(answer, output, lambda _: print(f"{node} is not drained any more: it takes replicas again"))
+    show(answer, output, lambda _: print(f"{node} takes replicas again; what has moved stays where it is"))
 
 
 def drains(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
@@ -148,6 +148,6 @@ def _look(client: AdminClient, node: str) -> View:
             if error.status is not None and error.status < 500:
                 raise
             if not said:
-                print(f"llmgw ctl: {error}\nthe drain goes on by itself; waiting to see it again", file=sys.stderr)
+                complain(f"{error}\nthe drain goes on by itself; waiting to see it again")
                 said = True
         time.sleep(LOOKED_EVERY_S)

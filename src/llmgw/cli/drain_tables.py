@@ -30,7 +30,7 @@ def plan(drain: View, places: Mapping[str, str]) -> None:
     if not drain["moves"]:
         out.print(f"nothing is placed on {drain['node']}: it is drained as soon as that is asked for")
         return
-    columns = [Column("REPLICA"), Column("MODEL", 1), Column("FROM"), Column("TO"), Column("WEIGHTS", 2)]
+    columns = [Column("REPLICA"), Column("MODEL", 2), Column("FROM", 3), Column("TO"), Column("WEIGHTS", 1)]
     rows = [
         (
             move["replica"],

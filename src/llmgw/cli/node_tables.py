@@ -40,7 +40,7 @@ def nodes(answer: list[Row]) -> None:
     print_rows(out, columns, "WHY AND ENGINES", rows)
     for found in answer:
         for warning in found["warnings"]:
-            fact(out, "", Text(f"warning: {found['id']}: {warning}", style="yellow"), indent=0)
+            fact(out, "warning", Text(f"{found['id']}: {warning}", style="yellow"))
 
 
 def _memory(found: Row) -> int | None:
@@ -80,13 +80,7 @@ def _troubles(found: Row) -> list[str]:
     """Why a node is as it is, where it is not simply ready; and what it has not said yet."""
     why = [found["why"]] if found["state"] != "ready" and found["why"] else []
     unsaid = [] if found["engines"] else ["no engine" if found["probed"] else "has not said yet which engines it has"]
-    inventory = found["inventory"]
-    down = [
-        f"fabric {fabric['name']}: {', '.join(words)}"
-        for fabric in (inventory["fabrics"] if inventory else ())
-        if (words := _down(fabric, inventory["hcas"] if inventory else []))
-    ]
-    return [*why, *down, *unsaid]
+    return [*why, *unsaid]
 
 
 def _no_engine(found: Row) -> str:

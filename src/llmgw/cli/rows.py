@@ -92,6 +92,11 @@ class Column:
     """Where the terminal is too narrow, columns with the highest number go first; 0: never."""
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most that width, broken between words: names with hyphens stay whole."""
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
 def print_rows(out: Console, columns: Sequence[Column], words: str, rows: Sequence[Sequence[Text | str]]) -> None:
     """Each row: a cell for each column, and last its words, whose heading is ``words``."""
     cells = [[_text(cell) for cell in row[:-1]] for row in rows]
@@ -111,11 +116,11 @@ def print_rows(out: Console, columns: Sequence[Column], words: str, rows: Sequen
         elif width is None:
             _line(out, Text(GAP).join([line, text]))
         elif beside:
-            for number, part in enumerate(textwrap.wrap(text.plain, width - used)):
+            for number, part in enumerate(wrapped(text.plain, width - used)):
                 _line(out, Text(GAP).join([line if number == 0 else Text(" " * line.cell_len), Text(part, text.style)]))
         else:
             _line(out, line)
-            for part in textwrap.wrap(text.plain, width - 4):
+            for part in wrapped(text.plain, width - 4):
                 _line(out, Text("    " + part, style="dim"))
 
 

@@ -116,12 +116,12 @@ def replicas(answer: list[Row]) -> None:
     columns = [
         Column("REPLICA"),
         Column("STATE"),
-        Column("SINCE", 2),
-        Column("GEN", 3),
-        Column("RESTARTS", 1),
-        Column("NODES"),
-        Column("FABRIC", 5),
-        Column("ENDPOINT", 4),
+        Column("SINCE", 3),
+        Column("GEN", 4),
+        Column("RESTARTS", 2),
+        Column("NODES", 1),
+        Column("FABRIC", 6),
+        Column("ENDPOINT", 5),
     ]
     rows = [
         (
@@ -198,7 +198,9 @@ def why(answer: Row) -> None:
         for profile in refusal["profiles"]:
             branch = tree.add(Text(f"profile {profile['profile']}: {profile['summary']}"))
             for fabric in profile["fabrics"]:
-                twig = branch.add(Text(f"fabric {fabric['fabric']}: {fabric['summary']}"))
+                name, summary = fabric["fabric"], fabric["summary"]
+                words = summary if summary.startswith(f"{name} ") else f"{name}: {summary}"
+                twig = branch.add(Text(f"fabric {words}"))
                 _refused_nodes(twig, fabric["nodes"])
             _refused_nodes(branch, profile["nodes"])
     out.print(tree)

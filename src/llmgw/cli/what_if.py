@@ -71,16 +71,24 @@ def table(answer: dict[str, Any]) -> None:
             ", ".join(move["from_nodes"]) or "-",
             ", ".join(move["to_nodes"]),
             _weights(move),
+            "",
         )
         for move in answer["moves"]
     ]
     rows += [
-        (Text("new", style="green"), new["replica"], new["model"], "-", ", ".join(new["to_nodes"]), _weights(new))
+        (Text("new", style="green"), new["replica"], new["model"], "-", ", ".join(new["to_nodes"]), _weights(new), "")
         for new in answer["new"]
     ]
     if rows:
-        columns = [Column("WHAT"), Column("REPLICA"), Column("MODEL", 1), Column("FROM"), Column("TO")]
-        print_rows(out, columns, "WEIGHTS", rows)
+        columns = [
+            Column("WHAT"),
+            Column("REPLICA"),
+            Column("MODEL", 2),
+            Column("FROM", 1),
+            Column("TO"),
+            Column("WEIGHTS", 3),
+        ]
+        print_rows(out, columns, "", rows)
     else:
         out.print("no replica would move, and none would be new")
     if answer["unplaced"]:
