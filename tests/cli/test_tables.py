@@ -1,0 +1,241 @@
+"""How answers look at 80 and at 200 columns, and in a pipe: names stay whole, and nothing runs out of the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+
+from llmgw.cli import drain_tables, node_tables, tables, what_if
+from llmgw.cluster import drain as draining
+from llmgw.cluster.model import (
+    Brake,
+    Cluster,
+    DrainState,
+    Hca,
+    MoveState,
+    NodeState,
+    Replica,
+    ReplicaState,
+)
+from llmgw.control import views
+from llmgw.control.drain_views import brake_view, drain_view
+from tests.cluster_core.building import NOW, cluster, model, node, profile, ready, with_node
+
+from .terminal import seen, widest
+
+NAMES = [f"llmgw-node{number:02}" for number in range(1, 5)]
+WORDS = "its stream broke 12 s ago; lost after 30 s of silence"
+
+
+def answered(view: object) -> Any:
+    """A view as it comes from the admin API."""
+    return json.loads(msgspec.json.encode(view))
+
+
+@pytest.fixture(scope="module")
+def lab() -> Cluster:
+    """Four nodes on two fabrics; a replica over two nodes, and one that finds no place. One node is suspect."""
+    state = ready(
+        cluster(
+            [
+                node(name, gpus=8, fabrics=("ib-a", "ib-b"), address=f"10.0.0.{number}", memory_gib=64)
+                for number, name in enumerate(NAMES, 1)
+            ],
+            [
+                model("qwen3-235b", profile("two-nodes", nodes=2, gpus_per_node=4)),
+                model("too-large", profile("all", nodes=4, gpus_per_node=8)),
+            ],
+        )
+    )
+    described = state.nodes[NAMES[3]].inventory
+    assert described is not None
+    hcas = (described.hcas[0], Hca(name="mlx5_1", port=1, state="DOWN"))
+    warning = "fabric ib-b: mlx5_1 port 1 is DOWN: no replica over several nodes is placed on it here"
+    inventory = replace(described, hcas=hcas, warnings=(warning,))
+    return with_node(state, NAMES[3], state=NodeState.SUSPECT, why=WORDS, inventory=inventory)
+
+
+def spanning(lab: Cluster) -> Replica:
+    return next(replica for replica in lab.replicas.values() if replica.model == "qwen3-235b")
+
+
+def drain_of(lab: Cluster, **changes: Any) -> Any:
+    drain = draining.plan(lab, NAMES[0], now=NOW)
+    (move,) = drain.moves
+    moved = replace(
+        move,
+        state=changes.pop("state", MoveState.FINISHING),
+        replacement="qwen3-235b-zzzzz",
+        why="finishes its requests in flight",
+        seconds={"starting": 12.31, "shifting": 0.2, "finishing": 3.0},
+        finished=20,
+        broken=changes.pop("broken", 0),
+    )
+    return answered(drain_view(lab, replace(drain, state=DrainState.MOVING, moves=(moved,))))
+
+
+def status_of(lab: Cluster, brake: Brake | None) -> dict[str, Any]:
+    gateways = (
+        views.GatewayView(id="cp1", address="127.0.0.1:3333", version="1", table_sent=7, table_acked=7, in_flight=3),
+        views.GatewayView(
+            id="cp2",
+            address="127.0.0.1:4444",
+            version="1",
+            table_sent=7,
+            table_acked=6,
+            connected=False,
+            may_send_for_s=12.3,
+        ),
+    )
+    found: dict[str, Any] = answered(
+        views.StatusView(
+            cluster="lab",
+            version="1",
+            epoch=3,
+            trouble=None,
+            halting=False,
+            table_version=7,
+            nodes={"ready": 3, "suspect": 1},
+            replicas={"ready": 1, "unplaced": 1},
+            models_ready=1,
+            models=2,
+            gateways=gateways,
+            brake=brake_view(brake),
+        )
+    )
+    return {**found, "drains": [drain_of(lab)]}
+
+
+BRAKE = Brake(since=NOW.wall_s, silent=tuple(NAMES[:3]), words="3 of 4 nodes fell silent at once")
+
+
+def shown(lab: Cluster) -> dict[str, Callable[[], object]]:
+    """Everything that is shown, by name."""
+    leaving = answered(views.replica_view(lab, replace(spanning(lab), state=ReplicaState.DRAINING), NOW, story=True))
+    leaving["waits_for"] = ["gateway cp1 has not taken up the table without it yet, with 3 requests in flight"] * 2
+    replicas = [answered(views.replica_view(lab, replica, NOW)) for replica in lab.replicas.values()]
+    plan = answered(drain_view(lab, draining.plan(lab, NAMES[0], now=NOW), planned=True))
+    return {
+        "nodes": lambda: node_tables.nodes([answered(views.node_view(each, 1_000.0)) for each in lab.nodes.values()]),
+        "node": lambda: node_tables.node(answered(views.node_view(lab.nodes[NAMES[3]], 1_000.0))),
+        "replicas": lambda: tables.replicas(replicas),
+        "replica": lambda: tables.replica(leaving),
+        "why": lambda: tables.why(answered(views.why_view(lab, "too-large"))),
+        "status": lambda: tables.status(status_of(lab, BRAKE)),
+        "brake": lambda: tables.brake(status_of(lab, replace(BRAKE, released=True))),
+        "plan": lambda: drain_tables.plan(plan, drain_tables.places_of(replicas)),
+        "drains": lambda: drain_tables.drains([drain_of(lab), drain_of(lab)]),
+        "report": lambda: drain_tables.report(drain_of(lab)),
+    }
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_nothing_runs_out_of_the_terminal_and_names_stay_whole(
+    lab: Cluster, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for what, prints in shown(lab).items():
+        text = seen(monkeypatch, width, prints)
+        assert text.strip(), what
+        assert widest(text) <= width, f"{what}:\n{text}"
+        for part in ("llmgw-\n", "qwen3-\n", "too-\n", "ib-\n"):
+            assert part not in "\n".join(line.rstrip() for line in text.splitlines()), f"{what}:\n{text}"
+
+
+def test_in_a_pipe_every_row_is_one_line(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for what in ("nodes", "replicas", "plan"):
+        shown(lab)[what]()
+        head, *rows = capsys.readouterr().out.splitlines()
+        assert head.isupper() or head.startswith("NODE"), what
+        assert all(row.startswith(("llmgw-node", "qwen3", "too-large", "warning")) for row in rows), what
+
+
+def test_nodes_say_their_fabrics_and_why_they_are_as_they_are(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = seen(monkeypatch, 200, shown(lab)["nodes"])
+    (row,) = [line for line in text.splitlines() if line.startswith(NAMES[3])]
+    assert "suspect" in row
+    assert "ib-a, ib-b" in row
+    assert WORDS in row
+    (warning,) = [line for line in text.splitlines() if line.startswith("warning")]
+    assert warning.endswith("fabric ib-b: mlx5_1 port 1 is DOWN: no replica over several nodes is placed on it here")
+
+
+def test_a_replica_says_its_ranks_its_fabric_and_what_it_waits_for(
+    lab: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown(lab)["replica"]()
+    said = capsys.readouterr().out
+    first, second = (placement.node for placement in spanning(lab).placements)
+    assert f"rank 0    {first} port 20000, GPUs 0, 1, 2, 3\n" in said
+    assert f"rank 1    {second} port 20000, GPUs 0, 1, 2, 3\n" in said
+    assert "fabric    ib-a, its ranks meet at 10.0.0.1:20050\n" in said
+    assert "waits for gateway cp1 has not taken up the table without it yet, with 3 requests in flight\n" in said
+
+
+def test_why_is_a_tree_of_profiles_fabrics_and_nodes(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    shown(lab)["why"]()
+    lines = [line.replace("─", "").strip("│├└ ") for line in capsys.readouterr().out.splitlines()]
+    profiles = [number for number, line in enumerate(lines) if line.startswith("profile all: ")]
+    fabrics = [number for number, line in enumerate(lines) if line.startswith("fabric ib-")]
+    nodes = [number for number, line in enumerate(lines) if line.startswith("llmgw-node")]
+    assert len(profiles) == 1
+    assert len(fabrics) == 2
+    assert len(nodes) == 8
+    assert profiles[0] < fabrics[0] < nodes[0] < nodes[3] < fabrics[1] < nodes[4]
+
+
+def test_the_brake_is_the_first_thing_that_the_status_says(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    tables.status(status_of(lab, BRAKE))
+    first, silent, release, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("BRAKE     on for ")
+    assert first.endswith("3 of 4 nodes fell silent at once")
+    assert silent.split(": ")[1] == ", ".join(NAMES[:3])
+    assert release.endswith("where they are gone indeed: llmgw ctl brake release")
+    assert "cp2 (not connected, and may send by its last table for 12 s more)" in "\n".join(rest)
+    tables.status(status_of(lab, None))
+    assert "BRAKE" not in capsys.readouterr().out
+
+
+def test_a_broken_stream_stands_in_the_report(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    drain_tables.report(drain_of(lab, state=MoveState.MOVED, broken=2))
+    said = capsys.readouterr().out
+    assert f"{NAMES[0]} is drained: 1 replica moved, 20 requests in flight finished, 2 broken\n" in said
+    assert "starting 12.3, shifting 0.2, finishing 3.0" in said
+
+
+def test_news_of_a_drain_is_told_once(lab: Cluster) -> None:
+    told: dict[str, tuple[str, ...]] = {}
+    view = drain_of(lab)
+    (line,) = drain_tables.news(view, told)
+    assert "finishing  finishes its requests in flight" in line.plain
+    view["moves"][0]["why"] = "finishes 3 requests in flight"
+    assert not list(drain_tables.news(view, told)), "what counts down is no news"
+    view["moves"][0].update(state="moved", why="qwen3-235b-zzzzz took over")
+    (line,) = drain_tables.news(view, told)
+    assert line.plain.endswith("moved  qwen3-235b-zzzzz took over")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2x8@ib-a", {"nodes": 2, "gpus": 8, "fabric": "ib-a"}),
+        ("2×8@ib-a", {"nodes": 2, "gpus": 8, "fabric": "ib-a"}),
+        ("1X4", {"nodes": 1, "gpus": 4, "fabric": None}),
+        ("16*8", {"nodes": 16, "gpus": 8, "fabric": None}),
+        (" 2 x 8 @ ib-a ", {"nodes": 2, "gpus": 8, "fabric": "ib-a"}),
+        ("3x0", {"nodes": 3, "gpus": 0, "fabric": None}),
+    ],
+)
+def test_nodes_to_add_as_people_write_them(text: str, expected: dict[str, object]) -> None:
+    assert what_if.added_nodes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "8", "x8", "2x", "0x8", "2x8@", "2x8 ib-a", "-1x8", "2x8x8", "two x 8"])
+def test_nodes_to_add_that_make_no_sense(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="such as 2x8@ib-a or 4x8"):
+        what_if.added_nodes(text)
