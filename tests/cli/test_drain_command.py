@@ -232,3 +232,47 @@ async def test_a_restart_says_what_it_does(lab: Lab) -> None:
 
 async def test_a_brake_that_is_off_is_said(lab: Lab) -> None:
     assert (await lab.ctl("brake"))[:2] == (0, "the brake is off: silent nodes are judged one by one\n")
+
+
+async def test_what_if_says_what_would_move_and_what_would_not_fit(lab: Lab, tmp_path: Path) -> None:
+    status, out, err = await lab.ctl("what-if", "--lose", "n1")
+    assert (status, err) == (0, "")
+    rows = [line.split() for line in out.splitlines() if line.startswith("moves")]
+    assert [row[2:5] for row in rows] == [["m", "n1", "n2"]] * 2
+    assert out.startswith("suppose   ")
+    status, out, err = await lab.ctl("what-if", "--lose", "n1", "--lose", "n2")
+    assert (status, err) == (0, "")
+    assert "no place  m      2 " in out
+    file = tmp_path / "new.yaml"
+    file.write_text(lab.file.read_text().replace("replicas: 2", "replicas: 3"))
+    answer = await lab.json("what-if", "--file", str(file), "--add", "2×8@ib-a")
+    assert [new["model"] for new in answer["new"]] == ["m"]
+    assert "2 nodes with 8 GPUs each on fabric ib-a" in " ".join(answer["changes"])
+    assert placed(lab) == {"n1": 2}, "it changes nothing"
+
+
+async def test_what_can_not_be_supposed_is_refused_in_words(lab: Lab, tmp_path: Path) -> None:
+    status, _, err = await lab.ctl("what-if", "--lose", "n9")
+    assert (status, "n9" in err) == (1, True)
+    status, _, err = await lab.ctl("what-if")
+    assert status == 2
+    assert "say what to suppose" in err
+    status, _, err = await lab.ctl("what-if", "--add", "two")
+    assert status == 2
+    assert "such as 2x8@ib-a" in err
+    status, _, err = await lab.ctl("what-if", "--file", str(tmp_path / "none.yaml"))
+    assert status == 1
+    assert "none.yaml: No such file or directory (on this machine)" in err
+    unsound = tmp_path / "unsound.yaml"
+    unsound.write_text("modles: []\n")
+    status, _, err = await lab.ctl("what-if", "--file", str(unsound))
+    assert status == 1
+    assert "modles" in err
+
+
+async def test_a_deadline_is_a_duration(lab: Lab) -> None:
+    status, _, err = await lab.ctl("drain", "n1", "--deadline", "10")
+    assert status == 2
+    assert "expected a duration" in err
+    assert "10s, 10ms or 10m" in err
+    assert not lab.plane.cluster.drains

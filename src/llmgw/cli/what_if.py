@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from llmgw.cli.admin import Output, OutputOption, admin, show
-from llmgw.cli.rows import Column, console, print_rows
+from llmgw.cli.rows import Column, console, fact, print_rows
 
 _ADDED = re.compile(r"(?P<nodes>[0-9]{1,6})\s*[x×*]\s*(?P<gpus>[0-9]{1,4})(?:\s*@\s*(?P<fabric>\S+))?", re.IGNORECASE)
 
@@ -62,42 +62,45 @@ def _text_of(file: Path) -> str:
 def table(answer: dict[str, Any]) -> None:
     out = console()
     for words in answer["changes"]:
-        out.print(Text(f"suppose: {words}", style="dim"))
-    rows = [
-        (
-            Text("moves", style="yellow"),
-            move["replica"],
-            move["model"],
-            ", ".join(move["from_nodes"]) or "-",
-            ", ".join(move["to_nodes"]),
-            _weights(move),
-            "",
-        )
-        for move in answer["moves"]
-    ]
-    rows += [
-        (Text("new", style="green"), new["replica"], new["model"], "-", ", ".join(new["to_nodes"]), _weights(new), "")
-        for new in answer["new"]
-    ]
+        fact(out, "suppose", Text(words, style="dim"))
+    rows = [*map(_moves, answer["moves"]), *map(_new, answer["new"]), *map(_stops, answer["stops"])]
     if rows:
         columns = [
             Column("WHAT"),
             Column("REPLICA"),
-            Column("MODEL", 2),
+            Column("MODEL", 3),
             Column("FROM", 1),
             Column("TO"),
-            Column("WEIGHTS", 3),
+            Column("FABRIC", 4),
+            Column("WEIGHTS", 2),
         ]
-        print_rows(out, columns, "", rows)
+        print_rows(out, columns, "WHY", rows)
     else:
-        out.print("no replica would move, and none would be new")
+        out.print("no replica would move, stop or be new")
     if answer["unplaced"]:
         out.print()
         homeless = [
-            (Text("no place", style="red"), each["model"], str(each["replicas"]), each["summary"])
+            (Text("no place", style="red"), each["model"], str(each["replicas"]), str(each["already"]), each["summary"])
             for each in answer["unplaced"]
         ]
-        print_rows(out, [Column("WHAT"), Column("MODEL"), Column("REPLICAS")], "WHY", homeless)
+        columns = [Column("WHAT"), Column("MODEL"), Column("REPLICAS"), Column("ALREADY NOW")]
+        print_rows(out, columns, "WHY", homeless)
+
+
+def _moves(move: dict[str, Any]) -> tuple[Text | str, ...]:
+    to = ", ".join(move["to_nodes"]) + (" (stops first)" if move["downtime"] else "")
+    there = (", ".join(move["from_nodes"]) or "-", to, move["fabric"] or "-")
+    return (Text("moves", style="yellow"), move["replica"], move["model"], *there, _weights(move), move["why"])
+
+
+def _new(new: dict[str, Any]) -> tuple[Text | str, ...]:
+    there = ("-", ", ".join(new["to_nodes"]), new["fabric"] or "-")
+    return (Text("new", style="green"), new["replica"], new["model"], *there, _weights(new), "")
+
+
+def _stops(stop: dict[str, Any]) -> tuple[Text | str, ...]:
+    there = (", ".join(stop["nodes"]) or "-", "-", "-")
+    return (Text("stops", style="red"), stop["replica"], stop["model"], *there, "-", stop["why"])
 
 
 def _weights(move: dict[str, Any]) -> str:
