@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
 from llmgw.cluster.model import (
     Cluster,
     DesiredShard,
+    Instant,
+    Node,
+    NodeState,
     ObservedShard,
+    Placement,
+    Replica,
+    ReplicaState,
     ShardState,
 )
-from llmgw.control.desk import Desk
+from llmgw.control.clock import Clock, system_clock
+from llmgw.control.desk import HELD_S, Desk
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
 from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Role, Routes, RoutesAck
@@ -34,14 +43,14 @@ class Floor:
         self.desk = desk
         self._sessions = 0
 
-    def join(self, id: str, role: Role = "node") -> Peer:
+    def join(self, id: str, role: Role = "node", **fields: Any) -> Peer:
         self._sessions += 1
         hello = Hello(role=role, id=id)
         if role == "node":
             hello = Hello(
                 role=role, id=id, inventory=inventory(id), vitals=VITALS, probed=True, engines=(ENGINE,), version="1"
             )
-        peer = dialled_in(hello, self._sessions)
+        peer = dialled_in(replace(hello, **fields), self._sessions)
         self.desk.on_welcomed(peer)
         return peer
 
@@ -83,11 +92,10 @@ async def sent(peer: Peer) -> object:
 
 
 @asynccontextmanager
-async def open_floor() -> AsyncIterator[Floor]:
+async def open_floor(cluster: Cluster | None = None, clock: Clock = system_clock) -> AsyncIterator[Floor]:
     store = MemoryStore()
-    plane = Plane(
-        Cluster(name="c", catalog=SIM, secret="s"), store=store, leadership=await leading(store), saved=Saved()
-    )
+    cluster = cluster or Cluster(name="c", catalog=SIM, secret="s")
+    plane = Plane(cluster, store=store, leadership=await leading(store), saved=Saved(), clock=clock)
     desk = Desk(plane, Logs())
     task = asyncio.ensure_future(plane.run())
     try:
@@ -174,3 +182,90 @@ async def test_a_gateway_may_send_by_a_table_from_the_moment_it_was_sent() -> No
         floor.desk.on_frame(gateway, RoutesAck(epoch=1, session=gateway.session, version=last.version))
         await floor.settled()
         assert floor.plane.cluster.gateways["gw"].may_send == frozenset()
+
+
+def over_two_nodes() -> Cluster:
+    """As the store gives it back: a replica on n0 and n1 that was ready."""
+    profile = Profile(name="p", engine="sim", nodes=2, memory_bytes=GIB)
+    spec = ModelSpec(name="m", profiles=(profile,))
+    replica = Replica(
+        id="m-aaaaa",
+        model="m",
+        state=ReplicaState.READY,
+        since=1.0,
+        why="ready on n0, n1",
+        generation=1,
+        number=1,
+        profile=profile,
+        spec=spec,
+        placements=tuple(Placement(node=name, memory_bytes=GIB, port=20000, address="127.0.0.1") for name in TWO),
+        endpoint="127.0.0.1:20000",
+    )
+    return Cluster(
+        name="c",
+        secret="s",
+        catalog=Catalog(models=(spec,)),
+        nodes={
+            name: Node(id=name, state=NodeState.READY, since=1.0, inventory=inventory(name), probed=True)
+            for name in TWO
+        },
+        replicas={"m-aaaaa": replica},
+    )
+
+
+TWO = ("n0", "n1")
+
+
+def runs(rank: int) -> tuple[ObservedShard, ...]:
+    endpoint = None if rank else "127.0.0.1:20000"
+    return (ObservedShard(id=f"m-aaaaa/{rank}", generation=1, state=ShardState.READY, since=1.0, endpoint=endpoint),)
+
+
+async def test_a_gateway_keeps_its_older_table_until_replicas_over_several_nodes_are_known_to_be_whole() -> None:
+    async with open_floor(over_two_nodes()) as floor:
+        gateway = floor.join("gw", "gateway", routes_version=7)
+        fresh = floor.join("fresh", "gateway")
+        await floor.settled()
+        table = await sent(fresh)
+        assert isinstance(table, Routes)
+        assert table.routes[0].endpoints == ()
+        floor.join("n1", shards=runs(1))
+        await floor.settled()
+        assert len(gateway.outbox) == 0
+        floor.join("n0", shards=runs(0))
+        await floor.settled()
+        for peer in (gateway, fresh):
+            table = await sent(peer)
+            assert isinstance(table, Routes)
+            assert [endpoint.replica for endpoint in table.routes[0].endpoints] == ["m-aaaaa"]
+
+
+async def test_a_leader_that_ended_meanwhile_is_in_no_table_at_all() -> None:
+    async with open_floor(over_two_nodes()) as floor:
+        gateway = floor.join("gw", "gateway", routes_version=7)
+        floor.join("n1", shards=runs(1))
+        floor.join("n0", shards=())
+        await floor.settled()
+        table = await sent(gateway)
+        assert isinstance(table, Routes)
+        assert (table.routes[0].endpoints, len(gateway.outbox)) == ((), 0)
+        assert floor.plane.cluster.replicas["m-aaaaa"].state is ReplicaState.FAILED
+
+
+async def test_tables_are_not_held_back_for_long() -> None:
+    start = system_clock()
+    passed = [0.0]
+
+    def clock() -> Instant:
+        return Instant(start.wall_s + passed[0], start.monotonic_s + passed[0])
+
+    async with open_floor(over_two_nodes(), clock) as floor:
+        gateway = floor.join("gw", "gateway", routes_version=7)
+        passed[0] = HELD_S - 0.5
+        await floor.settled()
+        assert len(gateway.outbox) == 0
+        passed[0] = HELD_S
+        await floor.settled()
+        table = await sent(gateway)
+        assert isinstance(table, Routes)
+        assert table.routes[0].endpoints == ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from llmgw.cluster.derived import desired
+from llmgw.cluster.derived import desired, unconfirmed
 from llmgw.cluster.model import Cluster, DesiredShard, Gateway, Instant, Traffic
 from llmgw.control import fold
 from llmgw.control.logs import Logs
@@ -25,6 +25,10 @@ UNACKNOWLEDGED_KEPT = 100
 """Tables that a gateway was sent and has not acknowledged, of which is remembered what is in them."""
 FORGOTTEN_AFTER_LEASES = 10
 """A gateway that has been away for as many leases is forgotten."""
+
+HELD_S = 10.0
+"""How long this control plane's first tables are kept from gateways that have an older one, where replicas that were
+ready must be left out of them until all their nodes are heard: agents dial again within seconds."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Desk:
         self._unsent: set[str] = set()
         """Nodes whose desired shards may be others than they were last sent."""
         self._engines: object = None
+        self._held_until_s = plane.now().monotonic_s + HELD_S
         plane.on_settled.append(self.send_out)
 
     @property
@@ -163,9 +168,9 @@ class Desk:
         self._forget_gateways(cluster)
 
     def _send_routes(self, cluster: Cluster) -> None:
-        table = self._table
+        table, held = self._table, self._is_held(cluster)
         for desk in self.gateways.values():
-            if desk.sent >= table.version:
+            if desk.sent >= table.version or (held and desk.peer.hello.routes_version):
                 continue
             desk.unacknowledged.append((table.version, table.replicas))
             desk.sent = table.version
@@ -180,6 +185,11 @@ class Desk:
                     keys=table.keys,
                 )
             )
+
+    def _is_held(self, cluster: Cluster) -> bool:
+        if self._plane.now().monotonic_s >= self._held_until_s or not unconfirmed(cluster):
+            self._held_until_s = 0.0
+        return self._held_until_s > 0.0
 
     def _may_send_too(self, gateway_id: str, replicas: frozenset[str]) -> None:
         """From the moment a table is sent: it may be in use long before it is known to be."""
