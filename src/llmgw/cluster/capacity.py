@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 from llmgw.cluster.catalog import Profile
 from llmgw.cluster.lifecycle import ENDED
@@ -17,13 +16,8 @@ MEMORY_RESERVE_BYTES = 512 << 20
 _NO_BLOCK = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A shard that is placed on a node."""
-
-    shard: str
-    generation: int
-    placement: Placement
+Held = tuple[str, int, int, Placement]
+"""A shard that is placed on a node: id of its replica, rank, generation, and what it holds there."""
 
 
 class Room:
@@ -42,13 +36,20 @@ class Room:
         "weights",
     )
 
-    def __init__(self, node: Node, held: Iterable[Held]) -> None:
-        taken = {uuid for each in held for uuid in each.placement.gpu_uuids}
+    def __init__(self, node: Node, held: Sequence[Held]) -> None:
+        taken: set[str] = set()
+        memory_bytes, blocks = 0, []
+        for _, _, _, placement in held:
+            taken.update(placement.gpu_uuids)
+            memory_bytes += placement.memory_bytes
+            if placement.port:
+                blocks.append(placement.port)
         self.inventory = node.inventory
-        self.free = tuple(gpu for gpu in usable_gpus(node) if gpu.uuid not in taken)
+        gpus = node.inventory.gpus if node.inventory is not None else ()
+        self.free = tuple([gpu for gpu in gpus if gpu.uuid not in taken and gpu.problem is None])
         self.memory_total_bytes = memory_for_replicas(node)
-        self.memory_free_bytes = self.memory_total_bytes - sum(each.placement.memory_bytes for each in held)
-        self.blocks = tuple(each.placement.port for each in held if each.placement.port)
+        self.memory_free_bytes = self.memory_total_bytes - memory_bytes
+        self.blocks = tuple(blocks)
         self.leftovers = _leftovers(node.shards, held)
         """Ids of shards that the node still runs and should not: what they hold is not known here."""
         self.weights = frozenset(node.weights)
@@ -87,12 +88,9 @@ class Room:
 
     def islands(self, wanted: int, together: int) -> int:
         """How many NVLink groups the GPUs of a shard would lie in. Only where as many are free."""
-        if wanted == 0:
-            return 0
         found = self._islands.get((wanted, together))
         if found is None:
-            found = islands(choose_gpus(self.free, wanted, together))
-            self._islands[wanted, together] = found
+            found = self._islands[wanted, together] = islands(self.free, wanted, together)
         return found
 
     def block(self, after: int = 0) -> int | None:
@@ -135,8 +133,7 @@ class Room:
         return lowest
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     """A room as a cluster left it, and all that it was made from."""
 
     inventory: Inventory | None
@@ -145,15 +142,6 @@ class _Kept:
     weights: tuple[str, ...]
     held: list[Held]
     room: Room
-
-    def is_of(self, node: Node, memory_bytes: int, held: list[Held]) -> bool:
-        return (
-            self.inventory is node.inventory
-            and self.shards is node.shards
-            and self.weights is node.weights
-            and self.memory_bytes == memory_bytes
-            and self.held == held
-        )
 
 
 class Capacity:
@@ -165,22 +153,22 @@ class Capacity:
 
     def __init__(self, cluster: Cluster) -> None:
         held: dict[str, list[Held]] = {node_id: [] for node_id in sorted(cluster.nodes)}
-        self._spread: dict[str, dict[str, int]] = {}
         for replica in cluster.replicas.values():
             for rank, placement in enumerate(replica.placements):
-                self._count(replica.model, placement.node, 1)
                 if placement.node in held:
-                    held[placement.node].append(Held(replica.shard_id(rank), replica.generation, placement))
-        kept = {node_id: self._keep(cluster.nodes[node_id], shards) for node_id, shards in held.items()}
+                    held[placement.node].append((replica.id, rank, replica.generation, placement))
+        kept = {node_id: _keep(Capacity._kept.get(node_id), cluster.nodes[node_id], held[node_id]) for node_id in held}
         Capacity._kept = kept
         self.rooms = {node_id: each.room for node_id, each in kept.items()}
+        self._replicas = cluster.replicas
+        self._spread: dict[str, dict[str, int]] | None = None
         self._own: set[str] = set()
         self.changed: list[str] = []
         """Nodes whose rooms changed, one after another."""
 
     def spread(self, model: str) -> Mapping[str, int]:
         """How many shards of the model each node holds, of those that hold any."""
-        return self._spread.get(model, {})
+        return self._counts().get(model, {})
 
     def take(self, model: str, placement: Placement) -> None:
         self._room(placement.node).take(placement)
@@ -192,6 +180,15 @@ class Capacity:
                 self._room(placement.node).give_back(placement)
             self._count(replica.model, placement.node, -1)
 
+    def _counts(self) -> dict[str, dict[str, int]]:
+        if self._spread is None:
+            self._spread = {}
+            for replica in self._replicas.values():
+                for placement in replica.placements:
+                    counts = self._spread.setdefault(replica.model, {})
+                    counts[placement.node] = counts.get(placement.node, 0) + 1
+        return self._spread
+
     def _room(self, node_id: str) -> Room:
         self.changed.append(node_id)
         if node_id not in self._own:
@@ -200,26 +197,33 @@ class Capacity:
         return self.rooms[node_id]
 
     def _count(self, model: str, node_id: str, by: int) -> None:
-        counts = self._spread.setdefault(model, {})
+        counts = self._counts().setdefault(model, {})
         counts[node_id] = counts.get(node_id, 0) + by
         if not counts[node_id]:
             del counts[node_id]
 
-    @classmethod
-    def _keep(cls, node: Node, held: list[Held]) -> _Kept:
-        memory_bytes = memory_for_replicas(node)
-        kept = cls._kept.get(node.id)
-        if kept is not None and kept.is_of(node, memory_bytes, held):
-            return kept
-        return _Kept(node.inventory, memory_bytes, node.shards, node.weights, held, Room(node, held))
+
+def _keep(kept: _Kept | None, node: Node, held: list[Held]) -> _Kept:
+    memory_bytes = memory_for_replicas(node)
+    if (
+        kept is not None
+        and kept.inventory is node.inventory
+        and kept.shards is node.shards
+        and kept.weights is node.weights
+        and kept.memory_bytes == memory_bytes
+        and kept.held == held
+    ):
+        return kept
+    return _Kept(node.inventory, memory_bytes, node.shards, node.weights, held, Room(node, held))
 
 
-def _leftovers(shards: Iterable[ObservedShard], held: Iterable[Held]) -> tuple[str, ...]:
+def _leftovers(shards: Sequence[ObservedShard], held: Sequence[Held]) -> tuple[str, ...]:
     """Shards that a node reports running although they have no place there."""
-    expected = {(each.shard, each.generation) for each in held}
-    return tuple(
-        shard.id for shard in shards if shard.state not in ENDED and (shard.id, shard.generation) not in expected
-    )
+    if not shards:
+        return ()
+    expected = {f"{replica}/{rank}": generation for replica, rank, generation, _ in held}
+    found = [shard for shard in shards if shard.generation != expected.get(shard.id) and shard.state not in ENDED]
+    return tuple([shard.id for shard in found])
 
 
 def usable_gpus(node: Node) -> list[Gpu]:

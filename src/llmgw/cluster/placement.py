@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from llmgw.cluster.capacity import Capacity
 from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
@@ -12,6 +13,7 @@ from llmgw.cluster.fitness import (
     Needs,
     basic_rule,
     failed_rule,
+    fits,
     held_by_none,
     impossible,
     in_words,
@@ -48,6 +50,8 @@ __all__ = [
     "Refusal",
     "place",
 ]
+
+_ANYWHERE = (ANYWHERE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +144,23 @@ class Planner:
         asked = self._needs_of(spec, profile)
         if asked in self._full or self._never(profile, asked) is not None:
             return None
-        basic = self._basic_rules(asked)
         if before is not None and len(before.nodes) == asked.nodes:
-            pool = self._still_fits(asked, basic, before.nodes)
+            pool = self._still_fits(asked, before.nodes)
             if pool is not None:
                 return self._placed(profile, pool, tuple(sorted(before.nodes)), before.taken_port)
-        best = self._ranking(spec, profile, asked, basic).best()
+        best = self._ranking(spec, profile, asked).best()
         if best is None:
             self._full.add(asked)
             return None
         return self._placed(profile, *best)
 
-    def _still_fits(self, asked: Needs, basic: Callable[[str], Rule | None], nodes: tuple[str, ...]) -> Pool | None:
+    def _still_fits(self, asked: Needs, nodes: tuple[str, ...]) -> Pool | None:
         """What joins the nodes, where they can take the replica together."""
         for node_id in nodes:
             room = self._capacity.rooms.get(node_id)
-            if room is None or basic(node_id) is not None or failed_rule(room, asked) is not None:
+            if room is None or not fits(room, asked):
+                return None
+            if basic_rule(self._nodes[node_id], asked, self._drains) is not None:
                 return None
         if asked.nodes == 1:
             return ANYWHERE
@@ -170,14 +175,15 @@ class Planner:
             return Placed(profile, placements)
         return Placed(profile, placements, pool.fabric, dist_init(placements[0]))
 
-    def _ranking(self, spec: ModelSpec, profile: Profile, asked: Needs, basic: Callable[[str], Rule | None]) -> Ranking:
+    def _ranking(self, spec: ModelSpec, profile: Profile, asked: Needs) -> Ranking:
         source = source_needed(spec, profile)
         key = asked, self._holding(source) if source is not None else frozenset()
         ranking = self._rankings.get(key)
         if ranking is None:
-            fit = (node_id for node_id in self._capacity.rooms if basic(node_id) is None)
-            pools = {node_id: self._pools_of(asked, node_id) for node_id in fit}
-            ranking = self._rankings[key] = Ranking(self._capacity, asked, pools, key[1], self._stranding(asked.gpus))
+            able = dict.fromkeys(node_id for node_id, rule in self._basic_rules(asked).items() if rule is None)
+            pools = partial(self._pools_of, asked)
+            stranded = self._stranding(asked.gpus)
+            ranking = self._rankings[key] = Ranking(self._capacity, asked, able, pools, key[1], stranded)
         if not self._capacity.spread(spec.name):
             return ranking
         model, of_model = self._of_model.get(key, ("", ranking))
@@ -227,20 +233,18 @@ class Planner:
             self._holders[source] = self._same.setdefault(holders, holders)
         return self._holders[source]
 
-    def _basic_rules(self, asked: Needs) -> Callable[[str], Rule | None]:
-        rules = self._basic.setdefault((asked.engine, asked.selector), {})
-
-        def rule(node_id: str) -> Rule | None:
-            if node_id not in rules:
-                rules[node_id] = basic_rule(self._nodes[node_id], asked, self._drains)
-            return rules[node_id]
-
-        return rule
+    def _basic_rules(self, asked: Needs) -> dict[str, Rule | None]:
+        """Of every node, the first failed of the rules that placing something does not change."""
+        key = asked.engine, asked.selector
+        if key not in self._basic:
+            nodes, drains = self._nodes, self._drains
+            self._basic[key] = {node_id: basic_rule(nodes[node_id], asked, drains) for node_id in self._capacity.rooms}
+        return self._basic[key]
 
     def _pools_of(self, asked: Needs, node_id: str) -> tuple[Pool, ...]:
         """Where a node that passes the basic rules can be a rank."""
         if asked.nodes == 1:
-            return (ANYWHERE,)
+            return _ANYWHERE
         node = self._nodes[node_id]
         engine = node.engine(asked.engine)
         version, mode = engine.version if engine is not None else "", launch_mode(node, asked)
@@ -304,7 +308,7 @@ class Planner:
         basic = self._basic_rules(asked)
         verdicts = []
         for node_id, room in self._capacity.rooms.items():
-            rule = basic(node_id) or failed_rule(room, asked) or Rule.ALONE
+            rule = basic[node_id] or failed_rule(room, asked) or Rule.ALONE
             assert rule is not Rule.ALONE or asked.nodes > 1, f"{node_id} can take it"
             verdicts.append(Verdict(node_id, rule, short_by(room, asked, rule)))
         self._verdicts[asked] = as_of, verdicts

@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from llmgw.cluster.capacity import Capacity
-from llmgw.cluster.fitness import Needs, failed_rule
+from llmgw.cluster.capacity import Capacity, Room
+from llmgw.cluster.fitness import Needs, fits
 
 
 class Pool(NamedTuple):
@@ -38,14 +38,16 @@ class Ranking:
         self,
         capacity: Capacity,
         needs: Needs,
-        pools: Mapping[str, tuple[Pool, ...]],
+        able: Mapping[str, None],
+        pools: Callable[[str], tuple[Pool, ...]],
         holders: frozenset[str],
         stranded: Callable[[int], int],
     ) -> None:
         self._capacity = capacity
         self._needs = needs
+        self._able = able
+        """Nodes that pass the rules which placing something does not change."""
         self._pools = pools
-        """Of the nodes that pass the rules which placing something does not change."""
         self._holders = holders
         self._stranded = stranded
         self._spread: Mapping[str, int] = {}
@@ -53,11 +55,18 @@ class Ranking:
         self._order: dict[Pool, list[_Key]] = {}
         self._scores: dict[Pool, _Score] = {}
         self._seen = len(capacity.changed)
-        for node_id, of_node in pools.items():
-            key = self._key(node_id)
-            if key is not None:
-                self._keys[node_id] = key
-                for pool in of_node:
+        rooms = capacity.rooms
+        for node_id in able:
+            room = rooms[node_id]
+            # What most nodes fail in a full cluster comes first.
+            if len(room.free) < needs.gpus or not fits(room, needs):
+                continue
+            self._keys[node_id] = self._key(node_id, room)
+        if needs.nodes == 1:
+            self._order[ANYWHERE] = list(self._keys.values())
+        else:
+            for node_id, key in self._keys.items():
+                for pool in pools(node_id):
                     self._order.setdefault(pool, []).append(key)
         for order in self._order.values():
             order.sort()
@@ -98,25 +107,25 @@ class Ranking:
             self._seen = len(changed)
 
     def _rekey(self, node_id: str) -> None:
-        old, new = self._keys.get(node_id), self._key(node_id)
+        if node_id not in self._able:
+            return
+        room = self._capacity.rooms[node_id]
+        old = self._keys.pop(node_id, None)
+        new = self._key(node_id, room) if fits(room, self._needs) else None
+        if new is not None:
+            self._keys[node_id] = new
         if old == new:
             return
-        for pool in self._pools.get(node_id, ()):
+        for pool in self._pools(node_id):
             order = self._order.setdefault(pool, [])
             if old is not None:
                 del order[bisect_left(order, old)]
             if new is not None:
                 insort(order, new)
             self._stale.add(pool)
-        if new is None:
-            del self._keys[node_id]
-        else:
-            self._keys[node_id] = new
 
-    def _key(self, node_id: str) -> _Key | None:
-        needs, room = self._needs, self._capacity.rooms[node_id]
-        if node_id not in self._pools or failed_rule(room, needs) is not None:
-            return None
+    def _key(self, node_id: str, room: Room) -> _Key:
+        needs = self._needs
         return (
             node_id not in self._holders,
             room.islands(needs.gpus, needs.together),

@@ -10,6 +10,7 @@ from llmgw.cluster.model import Fabric, Gpu, Hca, Inventory
 
 ETHERNET = "Ethernet"
 _PREFIX_LETTERS = len("fe80:0000:0000:0000")
+_GID_LETTERS = len("fe80:0000:0000:0000:0002:c903:00ef:5ed1")
 
 
 def choose_gpus(free: Iterable[Gpu], wanted: int, together: int = 0) -> tuple[Gpu, ...]:
@@ -39,10 +40,18 @@ def choose_gpus(free: Iterable[Gpu], wanted: int, together: int = 0) -> tuple[Gp
     return _of_few([*linked, lone], wanted, 1, _numa) or ()
 
 
-def islands(gpus: Iterable[Gpu]) -> int:
-    """How many NVLink groups the GPUs lie in; one that is in none counts as one of its own."""
-    groups = [gpu.nvlink_group for gpu in gpus]
-    return len({group for group in groups if group is not None}) + groups.count(None)
+def islands(free: Sequence[Gpu], wanted: int, together: int = 0) -> int:
+    """How many NVLink groups the chosen GPUs would lie in; one that is in none counts as one of its own."""
+    if wanted <= 1:
+        return wanted
+    groups = [gpu.nvlink_group for gpu in free]
+    linked = set(groups) - {None}
+    if any(groups.count(group) >= wanted for group in linked):
+        return 1
+    if not linked:
+        return wanted
+    chosen = [gpu.nvlink_group for gpu in choose_gpus(free, wanted, together)]
+    return len(set(chosen) - {None}) + chosen.count(None)
 
 
 def _nvlink(gpu: Gpu) -> int | None:
@@ -162,6 +171,8 @@ def _more(port: Hca) -> str:
 def _subnet(port: Hca) -> str | None:
     if port.link_layer != "InfiniBand" or port.gid is None:
         return None
+    if len(port.gid) == _GID_LETTERS:
+        return port.gid[:_PREFIX_LETTERS].lower()
     try:
         return IPv6Address(port.gid).exploded[:_PREFIX_LETTERS]
     except AddressValueError:
