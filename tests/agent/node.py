@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from llmgw.agent.converge import Converge
 from llmgw.agent.install import Installer
@@ -25,7 +26,7 @@ from llmgw.process.errors import RecordError
 from llmgw.process.identity import holders
 from llmgw.process.record import read_record
 
-DEADLINE_S = 30.0
+DEADLINE_S = 8.0
 INVENTORY = Inventory(
     hostname="n1",
     os="Debian",
@@ -61,9 +62,9 @@ def sim(
 
 
 class Node:
-    def __init__(self, folder: Path, *, stop_timeout_s: float = 5.0) -> None:
+    def __init__(self, folder: Path, *, stop_timeout_s: float = 5.0, host: str = "127.0.0.1") -> None:
         self.folder = folder
-        self.host = "127.0.0.1"
+        self.host = host
         self.inventory = INVENTORY
         self.supervisor = Supervisor(
             work_dir=folder / "work", log_lines=100, stop_timeout_s=stop_timeout_s, engine_user=None
@@ -90,7 +91,7 @@ class Node:
             engines_changed=lambda: self.engines_changed,
             engine_now=self.engines.get,
             inventory=lambda: self.inventory,
-            sidecar_programs={"crewed": (sys.executable,)},
+            sidecar_programs={"vllm": (sys.executable, "-I", "-S", "-u", "-c")},
         )
         self.told: list[tuple[ObservedShard, ...]] = []
         self.at: dict[ShardState, Callable[[], None]] = {}
@@ -156,7 +157,7 @@ class Node:
 
 
 @asynccontextmanager
-async def opened(folder: Path, **options: float) -> AsyncIterator[Node]:
+async def opened(folder: Path, **options: Any) -> AsyncIterator[Node]:
     node = Node(folder, **options)
     await node.open()
     try:

@@ -52,8 +52,8 @@ class Crew:
         """
         first: Running | None = None
         for sidecar in command.sidecars:
-            say(f"waiting for its sidecar {sidecar.name}")
-            up = await self._sidecar_up(sidecar, command, (*reads, *_reads(sidecar)))
+            say(f"starting its sidecar {sidecar.name}")
+            up = await self._sidecar_up(sidecar, command, (*reads, *_reads(sidecar)), say)
             first = first or up
         if command.argv:
             say("starting the engine")
@@ -85,8 +85,11 @@ class Crew:
 
     # -- sidecars
 
-    async def _sidecar_up(self, sidecar: Sidecar, command: Command, reads: Sequence[Path]) -> Running:
+    async def _sidecar_up(
+        self, sidecar: Sidecar, command: Command, reads: Sequence[Path], say: Callable[[str], None]
+    ) -> Running:
         there = await self._running(self._spec(sidecar.name, sidecar.argv, command, reads, sidecar))
+        say(f"waiting for its sidecar {sidecar.name}")
         if sidecar.ready_argv:
             await self._ready(sidecar, command, reads)
         elif (left_s := there.started_at + RUNS_S - time.time()) > 0:

@@ -106,9 +106,10 @@ class Reaper(Attendant):
     def run(self) -> None:
         """Stay until the program and everything it started are gone, then write how it ended."""
         ended = self._until_program_ended()
+        ended_at = time.time()  # not that of what it left: of programs that fall together, the first is the reason
         self._clear_descendants()
         lost_bytes = self.finish_output()
-        write_exit(self._spec.record_dir, self._exit_record(ended, lost_bytes))
+        write_exit(self._spec.record_dir, self._exit_record(ended, ended_at, lost_bytes))
 
     def _until_program_ended(self) -> os.waitid_result:
         forwarded = False
@@ -175,7 +176,7 @@ class Reaper(Attendant):
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
 
-    def _exit_record(self, ended: os.waitid_result, lost_bytes: int) -> ExitRecord:
+    def _exit_record(self, ended: os.waitid_result, ended_at: float, lost_bytes: int) -> ExitRecord:
         by_exit = ended.si_code == os.CLD_EXITED
         name = None if by_exit else signal_name(ended.si_status)
         return ExitRecord(
@@ -183,7 +184,7 @@ class Reaper(Attendant):
             signal=name,
             oom=name == "SIGKILL" and not self._killed and self._out_of_memory(),
             asked=self.asked,
-            ended_at=time.time(),
+            ended_at=ended_at,
             lost_output_bytes=lost_bytes,
         )
 
