@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from llmgw.cluster.catalog import Profile, Task
@@ -13,6 +14,16 @@ HERE = Path(__file__).parent
 
 def help_of(build: str) -> str:
     return (HERE / f"help_{build}.txt").read_text()
+
+
+def flags_of(build: str) -> frozenset[str]:
+    """Every flag that the build's whole help defines, such as of ``vllm_0.32.0``."""
+    return frozenset((HERE / f"flags_{build}.txt").read_text().split())
+
+
+def help_with(flags: Iterable[str]) -> str:
+    """A help that is whole, and defines these flags."""
+    return "".join(f"  {flag}\n" for flag in ("-h, --help  show this help message and exit", *sorted(flags)))
 
 
 def shard(profile: Profile, *, task: Task = "generate", gpus: int = 0) -> DesiredShard:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from llmgw.cluster.catalog import LaunchMode
 from llmgw.cluster.model import DesiredShard
 
 
@@ -23,11 +24,15 @@ class Launch:
     """A directory of the shard's own, writable by the engine's user."""
     help_text: str = ""
     """The engine's own help, which decides between flags that differ from version to version."""
+    version: str = ""
+    """What the program itself says it is (``Engine.read_version``); empty: not known."""
     cores: int = 1
     interface: str | None = None
     """The node's management interface: where collectives bootstrap."""
     hcas: tuple[str, ...] = ()
-    """Adapters of the replica's fabric on this node, and no others; empty where it runs on one node."""
+    """``NAME:PORT`` of the replica's fabric on this node, and no others; empty where it runs on one node."""
+    launch_mode: LaunchMode | None = None
+    """The node's own choice, for profiles that make none."""
     sidecar_program: tuple[str, ...] = ()
     """The program that sidecars are started with (``ray``), where the engine needs any."""
 
@@ -76,7 +81,8 @@ class Engine(Protocol):
     starts_slowly_s: float
     """How long a start may take before it counts as hung."""
 
-    def command(self, launch: Launch) -> Command: ...
+    def command(self, launch: Launch) -> Command:
+        """Raises LaunchRefused where this node, or the build on it, can't run the shard as asked."""
 
     def refusal(self, shard: DesiredShard) -> str | None:
         """Why this engine can't run this shard as asked, in words; None where it can."""
@@ -94,6 +100,10 @@ class Engine(Protocol):
 
     def read_version(self, output: str) -> str | None:
         """The version in what ``--version`` printed (stdout and stderr together); None where there is none."""
+
+
+class LaunchRefused(ValueError):
+    """The shard can't be started with what this node has. The message says what is missing and what to do."""
 
 
 class EngineUnhealthy(Exception):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from llmgw.cluster.model import DesiredShard
-from llmgw.engines.base import Command, Launch, Probe
+from llmgw.engines.base import Command, Launch, LaunchRefused, Probe
 from llmgw.engines.flags import Flag, read_flags
 from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
 
@@ -52,7 +52,7 @@ class LlamaCpp:
         shard, profile = launch.shard, launch.shard.profile
         if launch.weights is None:
             # Without a model llama-server starts as a router: healthy, and serving nothing.
-            raise ValueError(f"shard {shard.id}: llamacpp needs a model file, and none was given")
+            raise LaunchRefused(f"shard {shard.id}: llamacpp needs a model file, and none was given")
         flags = read_flags(launch.help_text)
         port = shard.placement.port
         # Only the name, never the aliases: answers carry the alphabetically first of them as `model`,

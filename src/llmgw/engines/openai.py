@@ -96,15 +96,17 @@ def said(body: bytes) -> str:
     return error if isinstance(error, str) else _excerpt(body)
 
 
-def check_args(args: Sequence[str], reserved: Mapping[str, str]) -> str | None:
+def check_args(args: Sequence[str], reserved: Mapping[str, str], *, abbreviated: bool = False) -> str | None:
     """Why a profile's ``args`` can't be passed on, in words; None where they can.
 
-    ``reserved`` maps flags that are not the profile's to set to the reason.
+    ``reserved`` maps flags that are not the profile's to set to the reason. With ``abbreviated`` other spellings count
+    too: Python's argparse takes any unique beginning of a flag, and vLLM takes ``_`` for ``-``.
     """
     for item in args:
         flag, equals, _ = item.partition("=")
-        if flag in reserved:
-            return f"args: {flag} is not the profile's to set: {reserved[flag]}"
+        meant = _meant(flag, reserved) if abbreviated else flag
+        if meant in reserved:
+            return f"args: {flag} is not the profile's to set: {reserved[meant]}"
         if item.startswith("-") and not equals and any(blank in item for blank in " \t\n"):
             name, *rest = item.split(maxsplit=1)
             split = ", ".join(json.dumps(part) for part in (name, *rest))
@@ -112,6 +114,14 @@ def check_args(args: Sequence[str], reserved: Mapping[str, str]) -> str | None:
         if "\0" in item:
             return f"args: {item!r} holds a NUL character"
     return None
+
+
+def _meant(flag: str, reserved: Mapping[str, str]) -> str:
+    """The reserved flag that this is another spelling of; the flag itself where there is none."""
+    if not flag.startswith("--") or flag == "--":
+        return flag
+    plain = flag.replace("_", "-")
+    return plain if plain in reserved else next((name for name in reserved if name.startswith(plain)), flag)
 
 
 def _post(path: str, body: Mapping[str, object]) -> Probe:

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 
 from llmgw.engines.base import Engine
 from llmgw.engines.llamacpp import LlamaCpp
+from llmgw.engines.sglang import Sglang
 from llmgw.engines.sim import Sim
+from llmgw.engines.vllm import Vllm
 
 ENGINES: Mapping[str, Engine] = {"llamacpp": LlamaCpp(), "sim": Sim()}
 """The engines that this build runs."""
+
+LAUNCHABLE: Mapping[str, Engine] = {**ENGINES, "vllm": Vllm(), "sglang": Sglang()}
+"""The engines whose command lines are known. Those that are not in ENGINES are installed and started by nobody yet."""
 
 
 class EngineNotRun(Exception):

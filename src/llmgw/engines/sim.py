@@ -9,6 +9,7 @@ from llmgw.cluster.catalog import SimOptions
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.base import Command, Launch, Probe
 from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
+from llmgw.engines.ranks import meeting_place, no_meeting_place
 
 KEY_VARIABLE = "LLMGW_SIM_API_KEY"
 RENDEZVOUS_VARIABLE = "LLMGW_SIM_RENDEZVOUS_KEY"
@@ -42,8 +43,8 @@ class Sim:
             argv += ["--parallel", str(profile.parallel)]
         argv += _behaviour(profile.sim or SimOptions())
         env = {KEY_VARIABLE: shard.api_key} if shard.rank == 0 else {}
-        if shard.dist_init is not None:
-            argv += ["--rank", str(shard.rank), "--nodes", str(profile.nodes), "--dist-init", shard.dist_init]
+        if profile.nodes > 1:
+            argv += ["--rank", str(shard.rank), "--nodes", str(profile.nodes), "--dist-init", meeting_place(shard)]
             env[RENDEZVOUS_VARIABLE] = _rendezvous_key(shard)
         argv += profile.args
         # Ranks above 0 open no port.
@@ -51,11 +52,8 @@ class Sim:
         return Command(argv=tuple(argv), env=env, endpoint=endpoint)
 
     def refusal(self, shard: DesiredShard) -> str | None:
-        if shard.profile.nodes > 1 and shard.dist_init is None:
-            return (
-                f"profile {shard.profile.name!r} asks for {shard.profile.nodes} nodes, and the address where their "
-                "ranks meet did not come with it: the control plane is older than this agent; upgrade it"
-            )
+        if words := no_meeting_place(shard):
+            return words
         if shard.task not in ("generate", "embed", "rerank"):
             return f"the simulated engine serves the tasks generate, embed and rerank, not {shard.task}"
         return check_args(shard.profile.args, _RESERVED)
