@@ -27,6 +27,10 @@ def groups(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text()
 
 
+def name(running: Running) -> str:
+    return f"{running.shard_id}/{running.part}".rstrip("/")
+
+
 def units() -> list[str]:
     command = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "llmgw-shard-*"]
     return [line.split()[0] for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
@@ -51,14 +55,16 @@ async def first() -> None:
     }
     for shard_id, script in scripts.items():
         await supervisor.start(ProcessSpec(shard_id=shard_id, generation=1, argv=("/bin/sh", "-c", script)))
+    beside = ProcessSpec(shard_id="counting/0", generation=1, part="ray", argv=("/bin/sh", "-c", "exec sleep 600"))
+    await supervisor.start(beside)
     await supervisor.wait("crashing/0")
     found = supervisor.running()
     say(
         "first",
         warnings=supervisor.warnings(),
-        pids={one.shard_id: one.pid for one in found},
+        pids={name(one): one.pid for one in found},
         users=sorted({os.stat(f"/proc/{one.pid}").st_uid for one in found}),
-        groups={one.shard_id: groups(one.pid) for one in found},
+        groups={name(one): groups(one.pid) for one in found},
         own=groups(os.getpid()),
         units=units(),
     )
@@ -68,10 +74,10 @@ async def first() -> None:
 async def second() -> None:
     """Adopts them, sees one fall over and stops the others."""
     supervisor = Supervisor(work_dir=WORK_DIR, log_lines=512, stop_timeout_s=1)
-    found = {one.shard_id: one for one in await supervisor.adopt()}
+    found = {name(one): one for one in await supervisor.adopt()}
     say(
         "adopted",
-        pids={name: one.pid for name, one in found.items()},
+        pids={each: one.pid for each, one in found.items()},
         ended={one.shard_id: [one.exit.status, list(one.exit.last_lines)] for one in supervisor.ended()},
     )
     os.kill(reaper_of(found["orphan/0"]), signal.SIGKILL)
