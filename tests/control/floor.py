@@ -21,6 +21,8 @@ from llmgw.cluster.model import (
     DesiredShard,
     EngineOnNode,
     EngineState,
+    Fabric,
+    Hca,
     Inventory,
     ObservedShard,
     ShardState,
@@ -72,8 +74,11 @@ models:
 """
 
 
-def inventory(id: str) -> Inventory:
+def inventory(id: str, fabric: str | None = None) -> Inventory:
+    adapter = Hca(name="mlx5_0", port=1, state="ACTIVE", phys_state="LinkUp", link_layer="InfiniBand")
     return Inventory(
+        hcas=(adapter,) if fabric is not None else (),
+        fabrics=(Fabric(name=fabric, hcas=("mlx5_0",)),) if fabric is not None else (),
         hostname=id,
         os="Debian",
         kernel="6.1",
@@ -116,13 +121,13 @@ class ControlFloor:
     def app(self) -> FastAPI:
         return make_app(Rooms(self.plane, self.desk, self.logs, self.reloader, digest(TOKEN)))
 
-    def join(self, id: str, shards: tuple[ObservedShard, ...] = ()) -> Peer:
+    def join(self, id: str, shards: tuple[ObservedShard, ...] = (), fabric: str | None = None) -> Peer:
         """A node dials in, with what it runs already."""
         self._sessions += 1
         hello = Hello(
             role="node",
             id=id,
-            inventory=inventory(id),
+            inventory=inventory(id, fabric),
             vitals=VITALS,
             probed=True,
             engines=(ENGINE,),
@@ -231,7 +236,12 @@ def ready(shard: DesiredShard) -> ObservedShard:
 
 @asynccontextmanager
 async def open_floor(
-    folder: Path, store: Store | None = None, *, clock: Clock = system_clock, holder: str = "test"
+    folder: Path,
+    store: Store | None = None,
+    *,
+    clock: Clock = system_clock,
+    holder: str = "test",
+    catalog: Catalog = CATALOG,
 ) -> AsyncIterator[ControlFloor]:
     """Starts from what the store holds, as a control plane does."""
     store = store or MemoryStore()
@@ -240,7 +250,7 @@ async def open_floor(
     newest = await store.events(limit=1)
     cluster = Cluster(
         name="c",
-        catalog=CATALOG,
+        catalog=catalog,
         nodes={node.id: node for node in saved.nodes},
         replicas={replica.id: replica for replica in saved.replicas},
         drains={drain.node: drain for drain in saved.drains},

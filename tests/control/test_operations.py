@@ -8,26 +8,14 @@ from typing import Any
 
 import httpx2
 
-from llmgw.cluster.model import Instant, Traffic
+from llmgw.cluster.model import Traffic
 from llmgw.link.server import Peer
 from llmgw.store.base import Store
 from llmgw.store.sqlite import SqliteStore
+from tests.control.clock import Time
 from tests.control.floor import ControlFloor, open_floor
 
 FULL = {"in_flight_s": 60.0}
-
-
-class Time:
-    """Both clocks, moved by hand."""
-
-    def __init__(self) -> None:
-        self.at = Instant(1_000_000.0, 5_000.0)
-
-    def __call__(self) -> Instant:
-        return self.at
-
-    def move(self, seconds: float) -> None:
-        self.at = Instant(self.at.wall_s + seconds, self.at.monotonic_s + seconds)
 
 
 def states(floor: ControlFloor) -> dict[str, str]:

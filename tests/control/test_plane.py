@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from llmgw.cluster.actions import PutDrain
 from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
 from llmgw.cluster.model import (
     Cluster,
     Cpu,
+    Drain,
     EngineOnNode,
     EngineState,
     Instant,
@@ -310,3 +312,55 @@ async def test_a_scale_override_ends_when_the_file_says_another_number() -> None
         bench.plane.tell(lambda: bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
         await bench.settled(lambda: bench.plane.cluster.scale == {})
         assert (await bench.store.load()).scale == {}
+
+
+class Forgetful(Recording):
+    """Writes the next step and then loses the answer, as a connection that breaks at the wrong moment does."""
+
+    loses = 0
+
+    async def commit(self, epoch: int, change: Change) -> None:
+        await super().commit(epoch, change)
+        if self.loses:
+            self.loses -= 1
+            raise StoreError("the connection broke: whether the step was written is not known")
+
+
+async def test_a_step_whose_answer_was_lost_leaves_nothing_behind_that_was_decided_otherwise_since() -> None:
+    store, time = Forgetful(), Time()
+    leadership = await leading(store, clock=time)
+    plane = Plane(
+        Cluster(name="c", catalog=SIM, secret="s"), store=store, leadership=leadership, saved=Saved(), clock=time
+    )
+    bench = Bench(plane, store, time)
+    bench.join()
+    store.loses = 1
+    await plane.turn()
+    assert plane.trouble is not None
+    assert (await store.load()).replicas, "it was written, and the plane does not know"
+    none = replace(SIM, models=())
+    plane.tell(lambda: plane.take_catalog(none, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
+    await plane.turn()
+    assert plane.trouble is None
+    assert plane.cluster.replicas == {}
+    assert (await store.load()).replicas == ()
+
+
+async def test_a_drain_whose_answer_was_lost_is_not_begun_by_the_next_control_plane() -> None:
+    store, time = Forgetful(), Time()
+    leadership = await leading(store, clock=time)
+    plane = Plane(
+        Cluster(name="c", catalog=SIM, secret="s"), store=store, leadership=leadership, saved=Saved(), clock=time
+    )
+    Bench(plane, store, time).join()
+    await plane.turn()
+    drain = Drain(node="n1", since=1.0)
+    asked = asyncio.ensure_future(plane.ask(lambda: plane.carry_out([PutDrain(drain)])))
+    await asyncio.sleep(0)
+    store.loses = 1
+    await plane.turn()
+    with pytest.raises(StoreError, match="not known"):
+        await asked
+    assert plane.cluster.drains == {}
+    await plane.turn()
+    assert (await store.load()).drains == ()

@@ -43,8 +43,15 @@ class GatewayDesk:
     peer: Peer
     sent: int = 0
     acked: int = 0
-    unacknowledged: deque[tuple[int, frozenset[str]]] = field(default_factory=lambda: deque(maxlen=UNACKNOWLEDGED_KEPT))
-    """Version, and the replicas that are in it."""
+    unacknowledged: deque[tuple[int, frozenset[str]]] = field(default_factory=deque)
+    """Version, and the replicas that are in it, or in one before it that is remembered no more."""
+
+    def remember(self, version: int, replicas: frozenset[str]) -> None:
+        """A table was sent. Of many that are not acknowledged, the oldest are remembered as one."""
+        self.unacknowledged.append((version, replicas))
+        if len(self.unacknowledged) > UNACKNOWLEDGED_KEPT:
+            (_, oldest), (second, more) = self.unacknowledged.popleft(), self.unacknowledged.popleft()
+            self.unacknowledged.appendleft((second, oldest | more))
 
 
 class Desk:
@@ -172,7 +179,7 @@ class Desk:
         for desk in self.gateways.values():
             if desk.sent >= table.version or (held and desk.peer.hello.routes_version):
                 continue
-            desk.unacknowledged.append((table.version, table.replicas))
+            desk.remember(table.version, table.replicas)
             desk.sent = table.version
             self._may_send_too(desk.peer.id, table.replicas)
             desk.peer.send(
