@@ -258,6 +258,9 @@ class Agent(Caller):
         """What the machine is may have changed: all is said anew."""
         self._said = None
         self._touch()
+        for life in self.lives.values():
+            if life.engine is not None and life.engine.live and not life.engine.healthy:
+                self.engine_changed(life.engine)
 
     def _say(self, life: Life, state: ShardState, why: str, **changes: Any) -> None:
         said = replace(life.observed, state=state, why=why, **changes)
@@ -409,7 +412,7 @@ class Agent(Caller):
             self._engine_gone(life, engine)
         elif life.ending or life.asked is None:
             return
-        elif engine.hung:
+        elif not engine.healthy and life.asked.rank == 0:
             self.after(UNHEALTHY_S, self._unhealthy, life)
         elif engine.phase is Phase.UP and life.observed.state is not ShardState.READY and life.asked.rank == 0:
             self.after(self.rng.uniform(0.01, 0.4), self._prove, life)
@@ -426,7 +429,7 @@ class Agent(Caller):
         engine = life.engine
         if not self._current(life) or engine is None or life.asked is None:
             return
-        if engine.ready_at() and life.observed.state in (ShardState.STARTING, ShardState.LOADING):
+        if engine.answers() and life.observed.state in (ShardState.STARTING, ShardState.LOADING):
             if (found := self.machine.remembered.get(life.id)) is not None:
                 found.proved = True
             self.world.checks.proved(engine)
@@ -434,7 +437,7 @@ class Agent(Caller):
 
     def _unhealthy(self, life: Life) -> None:
         engine = life.engine
-        if self._current(life) and engine is not None and engine.live and engine.hung:
+        if self._current(life) and engine is not None and engine.live and not engine.healthy:
             engine.terminate()
 
 

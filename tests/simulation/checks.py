@@ -10,7 +10,7 @@ from llmgw.cluster.lifecycle import AWAY, ENDED
 from llmgw.cluster.model import PORT_BLOCK, Cluster, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import wanted
-from llmgw.control.plane import Plane
+from llmgw.control.plane import STALL_S, TICK_S, Plane
 from llmgw.link.messages import Desired, Routes, Welcome
 from llmgw.store.base import Change, Lead
 
@@ -147,9 +147,14 @@ class Checks:
         if peer.role == "node":
             self._heard[process.name][peer.id] = process.clock().monotonic_s
 
-    def went_on(self, process: ControlPlane) -> None:
-        """It was stopped for a while: it can't judge who was silent meanwhile."""
-        self._fresh_at[process.name] = process.clock().monotonic_s
+    def went_on(self, process: ControlPlane, paused_s: float) -> None:
+        """It was stopped for a while: if for long, it can't judge who was silent meanwhile."""
+        if paused_s > TICK_S + STALL_S:
+            self._fresh_at[process.name] = process.clock().monotonic_s
+
+    def clock_set(self) -> None:
+        """What was lost before by the wall clock is not known to be recent any more."""
+        self._lost_at.clear()
 
     def sent(self, process: ControlPlane, peer: SimPeer, frame: Any) -> None:
         if isinstance(frame, Desired):
@@ -262,7 +267,12 @@ class Checks:
                 or now - self._lost_at.get(node.id, -1e9) <= BRAKE_WINDOW_S - 1.0
             )
         ]
-        silent = [node for node in counted if node.state in (NodeState.LOST, NodeState.SUSPECT)]
+        silent = [
+            node
+            for node in counted
+            if node.state in (NodeState.LOST, NodeState.SUSPECT)
+            and (node.session is None or now_s - node.heard_at_s >= after.suspect_after_s)
+        ]
         require(
             len(silent) < 2 or 2 * len(silent) <= len(counted),
             "brake",
@@ -332,7 +342,7 @@ class Checks:
             return
         self.counted["drained"] += 1
         by_s = old.drained_by_s
-        if not self._runs_whole(old):
+        if not self._runs_whole(old) or _lost(old, after):
             self.counted["ended while they drained"] += 1
             return
         if old.state is _R.DRAINING and by_s and process.clock().monotonic_s >= by_s:
@@ -377,22 +387,33 @@ class Checks:
         for old in before.replicas.values():
             now = after.replicas.get(old.id)
             if old.model == model and old.state is _R.READY and (now is None or now.state in LEAVING):
-                if not self._runs_whole(old):
+                if not self._runs_whole(old) or _lost(old, after):
                     continue
                 require(
-                    self._downtime_allowed(after, old),
+                    self._downtime_allowed(before, after, old, now),
                     "8",
                     lambda: f"{old.id}, the last ready replica of {model}, goes: {now.why if now else 'removed'}",
                 )
 
-    def _downtime_allowed(self, after: Cluster, replica: Replica) -> bool:
-        if self.world.downtime_allowed.get(replica.model, 0.0) > 0.0:
+    def _downtime_allowed(self, before: Cluster, after: Cluster, replica: Replica, now: Replica | None) -> bool:
+        if replica.may_stop_first or (now is not None and now.may_stop_first):
             return True
         for placement in replica.placements:
-            drain = after.drains.get(placement.node)
-            if drain is not None and (drain.force or replica.model in drain.allow_downtime):
-                return True
+            for drain in (before.drains.get(placement.node), after.drains.get(placement.node)):
+                if drain is not None and (drain.force or replica.model in drain.allow_downtime):
+                    return True
         return False
+
+
+def _lost(replica: Replica, after: Cluster) -> bool:
+    """A node of it has gone, or its ranks can't find each other there any more."""
+    for placement in replica.placements:
+        node = after.nodes.get(placement.node)
+        if node is None or node.state in AWAY:
+            return True
+        if len(replica.placements) > 1 and node.inventory and node.inventory.mgmt_addr != placement.address:
+            return True
+    return False
 
 
 def _shuffled(cluster: Cluster) -> Cluster:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgw.cluster.model import Cluster, Instant
 from llmgw.control.desk import Desk
+from llmgw.control.errors import ApiError
 from llmgw.control.leadership import Deposed, Leadership
 from llmgw.control.logs import Logs
 from llmgw.control.plane import RETRY_S, TICK_S, Plane
@@ -15,7 +16,7 @@ from llmgw.control.serials import Serials
 from llmgw.link.messages import Heartbeat, Hello, RefusalCode, Refused
 from llmgw.link.session import Admitted, Registry, Session
 from llmgw.pki.certificate import PeerIdentity
-from llmgw.store.base import ApiKey, Change, Event, Lead, Saved, StoreError
+from llmgw.store.base import ApiKey, Change, Event, Fenced, Lead, Saved, StoreError
 from llmgw.store.memory import MemoryStore
 
 from .process import Process
@@ -105,6 +106,28 @@ class Connection:
         """The store is shared, and outlives whoever uses it."""
 
 
+class DrivenPlane(Plane):
+    """The real one; who asks it waits by hand, for there is no event loop."""
+
+    async def ask(self, act: Callable[[], Awaitable[T]]) -> T:
+        answers: list[T | Exception] = []
+
+        async def answer() -> None:
+            try:
+                answers.append(await act())
+            except Fenced:
+                raise
+            except Exception as error:
+                answers.append(error)
+
+        self.tell(answer)
+        while not answers:
+            await Pause(0.02)
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
+
+
 class SimPeer:
     """``llmgw.link.peer.Peer``, on a simulated stream."""
 
@@ -143,7 +166,7 @@ class ControlPlane(Process):
         self.url = f"https://{name}:7443"
         self.wall_offset_s = 0.0
         self._born = 0.0
-        self.plane: Plane | None = None
+        self.plane: DrivenPlane | None = None
         self.desk: Desk
         self.registry: Registry
         self.connection = Connection(world, world.store, self)
@@ -201,7 +224,7 @@ class ControlPlane(Process):
         except StopIteration as end:
             self._driven.remove(work)
             done(end.value)
-        except (StoreError, Deposed) as error:
+        except (StoreError, Deposed, ApiError) as error:
             self._driven.remove(work)
             failed(error)
         else:
@@ -242,7 +265,7 @@ class ControlPlane(Process):
             in_flight_s=world.in_flight_s,
             lease_s=world.lease_s,
         )
-        self.plane = plane = Plane(
+        self.plane = plane = DrivenPlane(
             cluster,
             store=self.connection,
             leadership=leadership,
@@ -381,13 +404,3 @@ class ControlPlane(Process):
         self.tell("{} is gone: {}", peer.id, why)
         self.desk.on_closed(peer, why)  # type: ignore[arg-type]
         self.wake()
-
-
-def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError(f"{work} waits for something")

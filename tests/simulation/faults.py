@@ -146,7 +146,7 @@ class Faults:
         if process.stopped:
             self._tell("{} goes on", process.name)
             if isinstance(process, ControlPlane) and process.plane is not None:
-                self.world.checks.went_on(process)
+                self.world.checks.went_on(process, self.world.timeline.now - process.stopped_at)
             process.go_on()
 
     def kill_agent(self) -> None:
@@ -173,6 +173,7 @@ class Faults:
     def shift_clock(self) -> None:
         plane = self.rng.choice(self.world.planes)
         plane.wall_offset_s += self.rng.choice((-600.0, -30.0, 30.0, 600.0))
+        self.world.checks.clock_set()
         self._tell("the wall clock of {} is {:+g} s off", plane.name, plane.wall_offset_s)
 
     def lose_store(self) -> None:

@@ -67,6 +67,7 @@ class Gateway(Caller):
         self.cooling: dict[str, float] = {}
         """Replicas that could not be reached, and until when they are left alone."""
         self._report_due = False
+        self._free_at = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -102,8 +103,10 @@ class Gateway(Caller):
 
     def on_delivered(self, frame: Any) -> None:
         if isinstance(frame, Routes):
-            late = self.world.chance("late_ack")
-            self.after(self.rng.uniform(0.2, 3.0) if late else 0.001, self._apply, self.stream, frame)
+            # Its loop may be busy; tables are taken up in the order in which they came all the same.
+            delay_s = self.rng.uniform(0.2, 3.0) if self.world.chance("late_ack") else 0.001
+            self._free_at = max(self._free_at, self.timeline.now + delay_s)
+            self.after(self._free_at - self.timeline.now, self._apply, self.stream, frame)
 
     def _apply(self, stream: Any, frame: Routes) -> None:
         now = self.timeline.now
@@ -221,13 +224,16 @@ class Gateway(Caller):
         assert request.replica is not None
         self.cooling[request.replica] = self.timeline.now + 1.0
         self._take_off(request)
-        self._place(request)
+        if self.timeline.now - request.since > HOLD_S:
+            self._end(request, "failed")
+        else:
+            self._place(request)
 
     def _first_byte(self, request: Request, turn: int) -> None:
         engine = request.engine
         if request.over or request.turn != turn or engine is None:
             return
-        if not engine.ready_at() or not self.world.wires.reach(self.host, engine.machine.host):
+        if not engine.answers() or not self.world.wires.reach(self.host, engine.machine.host):
             self.after(1.0, self._first_byte, request, turn)
             return
         request.begun = True
@@ -237,7 +243,7 @@ class Gateway(Caller):
         engine = request.engine
         if request.over or request.turn != turn or engine is None:
             return
-        if not engine.ready_at() or not self.world.wires.reach(self.host, engine.machine.host):
+        if not engine.answers() or not self.world.wires.reach(self.host, engine.machine.host):
             self.after(1.0, self._last_byte, request, turn)
             return
         self._end(request, "answered")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmgw.cluster.model import Cluster, Node, NodeState, Replica, ReplicaState
+from llmgw.cluster import rolling
+from llmgw.cluster.model import Cluster, DrainState, MoveState, Node, NodeState, ReplicaState
 from llmgw.cluster.reconcile import reconcile
-from llmgw.cluster.scaling import wanted
+from llmgw.cluster.scaling import standing, wanted
 
 from .machine import require
 
@@ -26,8 +27,8 @@ class Healing:
 
     def run(self) -> None:
         world = self.world
-        world.operator.leave()
         world.faults.cease()
+        world.operator.leave()
         ends_at = world.timeline.now + WITHIN_S
         clients_end_at = world.timeline.now + 5.0
         still_since: float | None = None
@@ -36,6 +37,7 @@ class Healing:
             self._go_to(world.timeline.now + LOOK_EVERY_S)
             if world.timeline.now > clients_end_at:
                 world.clients = False
+            world.operator.put_right()
             amiss = self.amiss()
             leader = world.leader()
             now = leader.plane.cluster.replicas if leader is not None and leader.plane is not None else None
@@ -98,9 +100,25 @@ class Healing:
                 return f"{replica.id} is lost: {replica.why}"
         models = {spec.name for spec in cluster.catalog.models} | {each.model for each in cluster.replicas.values()}
         for model in sorted(models):
-            counted = [each for each in cluster.replicas.values() if each.model == model and each.replaces is None]
-            if len(counted) != wanted(cluster, model):
-                return f"{model} has {len(counted)} replicas, wanted {wanted(cluster, model)}"
+            count = len(standing(cluster, model))
+            if count != wanted(cluster, model):
+                return f"{model} has {count} replicas, wanted {wanted(cluster, model)}"
+        return self._rolls(cluster) or self._drains(cluster)
+
+    def _rolls(self, cluster: Cluster) -> str:
+        for replica in cluster.replicas.values():
+            why = rolling.reason(cluster, replica) if replica.state is _R.READY else ""
+            if why and "no room" not in rolling.held_by(cluster, replica):
+                return f"{replica.id} is not rolled over ({why}): {rolling.held_by(cluster, replica)}"
+        return ""
+
+    def _drains(self, cluster: Cluster) -> str:
+        for drain in cluster.drains.values():
+            stuck = [move for move in drain.moves if move.state is MoveState.BLOCKED]
+            if drain.state is not DrainState.DONE and not stuck:
+                return f"the drain of {drain.node} is {drain.state.value}: {drain.why}"
+            for move in stuck:
+                require(bool(move.why), "12", lambda: f"{move} is blocked without a reason")
         return ""
 
     def _engines(self, cluster: Cluster) -> str:
@@ -152,7 +170,3 @@ class Healing:
             if not gateway.connected or gateway.table is None or gateway.table.epoch != epoch:
                 return f"{gateway.name} has no table of epoch {epoch}"
         return ""
-
-
-def counted(replicas: list[Replica]) -> int:
-    return len(replicas)

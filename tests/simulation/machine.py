@@ -32,13 +32,15 @@ class Phase(Enum):
 class Engine:
     """An engine's process group. Holds its GPUs and its block of ports until it has ended."""
 
-    __slots__ = ("exit", "group", "hung", "machine", "phase", "pid", "replica", "requests", "shard", "stopping", "world")
+    __slots__ = ("address", "exit", "group", "hung", "machine", "phase", "pid", "replica", "requests", "shard", "stopping", "world")
 
     def __init__(self, world: World, machine: Machine, shard: DesiredShard) -> None:
         self.world = world
         self.machine = machine
         self.shard = shard
         self.replica = shard.id.rpartition("/")[0]
+        self.address = machine.inventory.mgmt_addr
+        """Where it listens: that of its machine when it was started."""
         self.pid = world.next_pid()
         self.phase = Phase.LOADING
         self.hung = False
@@ -106,9 +108,14 @@ class Engine:
         for request in requests:
             request.cut_off(reset=self.machine.powered)
 
-    def ready_at(self) -> bool:
+    @property
+    def healthy(self) -> bool:
+        """Whether it would answer, once it is up."""
+        return not self.hung and self.address == self.machine.inventory.mgmt_addr
+
+    def answers(self) -> bool:
         """Whether a request that comes now is answered."""
-        return self.phase is Phase.UP and not self.hung
+        return self.phase is Phase.UP and self.healthy
 
 
 class Group:

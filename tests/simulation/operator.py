@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.catalog import Catalog, ModelSpec
+from llmgw.cluster.model import NodeState
+from llmgw.control import operations
 
 from .control import ControlPlane
-from .scenario import changed
+from .scenario import changed, mended
 
 if TYPE_CHECKING:
     from .world import World
@@ -21,10 +23,16 @@ class Operator:
         self.rng = world.rng
         acts: list[tuple[int, Callable[[ControlPlane], None]]] = [
             (6, self.scale),
-            (3, self.reload),
+            (4, self.reload),
+            (4, self.drain),
+            (3, self.undrain),
+            (2, self.restart),
+            (1, self.release_brake),
+            (1, self.remove_node),
         ]
         self._weights = [weight for weight, _ in acts]
         self._acts = [act for _, act in acts]
+        self._take_back = False
 
     def begin(self) -> None:
         self.world.timeline.after(self.rng.uniform(5.0, 20.0), self._next)
@@ -56,8 +64,12 @@ class Operator:
 
     def reload(self, process: ControlPlane) -> None:
         world = self.world
-        world.catalog = changed(self.rng, world.catalog, world.scenario.catalog)
-        self._tell("changes the file: {}", "; ".join(map(_in_short, world.catalog.models)))
+        self._write(changed(self.rng, world.catalog, world.scenario.catalog))
+
+    def _write(self, catalog: Catalog) -> None:
+        world = self.world
+        world.catalog = catalog
+        self._tell("changes the file: {}", "; ".join(map(_in_short, catalog.models)))
         for plane in world.planes:
             if plane.listening:
                 self._take_file(plane)
@@ -72,8 +84,68 @@ class Operator:
         )
         process.wake()
 
+    def _ask(self, process: ControlPlane, asked: Coroutine[Any, Any, object], words: str, *arguments: object) -> None:
+        """As the admin API does; what comes of it is told."""
+        self._tell(words, *arguments)
+        process.drive(asked, lambda result: None, lambda error: self._refused(error))
+        process.wake()
+
+    def _refused(self, error: Exception) -> None:
+        self.world.checks.counted["operators refused"] += 1
+        self._tell("is refused: {}", error)
+
+    def drain(self, process: ControlPlane) -> None:
+        assert process.plane is not None
+        rng = self.rng
+        models = [spec.name for spec in self.world.catalog.models]
+        options = operations.DrainOptions(
+            in_flight_s=rng.choice((None, None, 1.0, 20.0)),
+            allow_downtime=(rng.choice(models),) if models and rng.random() < 0.2 else (),
+            force=rng.random() < 0.15,
+            wait=rng.random() < 0.4,
+        )
+        node = rng.choice(self.world.machines).id
+        self._ask(process, operations.drain_node(process.plane, node, options), "drains {}: {}", node, options)
+
+    def undrain(self, process: ControlPlane) -> None:
+        assert process.plane is not None
+        drained = sorted(process.plane.cluster.drains)
+        if drained:
+            node = self.rng.choice(drained)
+            self._ask(process, operations.undrain_node(process.plane, node), "undrains {}", node)
+
+    def restart(self, process: ControlPlane) -> None:
+        assert process.plane is not None
+        models = [spec.name for spec in self.world.catalog.models]
+        if models:
+            model, downtime = self.rng.choice(models), self.rng.random() < 0.3
+            asked = operations.restart_model(process.plane, model, allow_downtime=downtime)
+            self._ask(process, asked, "restarts {}, downtime {}", model, downtime)
+
+    def release_brake(self, process: ControlPlane) -> None:
+        assert process.plane is not None
+        if process.plane.cluster.brake is not None:
+            self._ask(process, operations.release_brake(process.plane), "releases the brake")
+
+    def remove_node(self, process: ControlPlane) -> None:
+        assert process.plane is not None
+        lost = [node.id for node in process.plane.cluster.nodes.values() if node.state is NodeState.LOST]
+        if lost:
+            node = self.rng.choice(lost)
+            self._ask(process, operations.remove_node(process.plane, node), "forgets {}", node)
+
     def leave(self) -> None:
-        """What is undone before the end, so that there is one wished state."""
+        """What is put right before the end, so that the wished state can be reached."""
+        self._write(mended(self.world.catalog))
+        self._take_back = self.rng.random() < 0.5
+        self.put_right()
+
+    def put_right(self) -> None:
+        """Ends drains where they are to end, now or as soon as somebody leads."""
+        leader = self.world.leader()
+        if self._take_back and leader is not None and leader.plane is not None:
+            for node in sorted(leader.plane.cluster.drains):
+                self._ask(leader, operations.undrain_node(leader.plane, node), "undrains {}", node)
 
 
 def _in_short(spec: ModelSpec) -> str:

@@ -27,6 +27,7 @@ class Process:
         self.alive = False
         self.stopped = False
         """By SIGSTOP: what arrives and what is due waits until it goes on."""
+        self.stopped_at = 0.0
         self.life = 0
         self.streams: list[Stream] = []
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
@@ -60,8 +61,8 @@ class Process:
                 stream.close(self.side, "the connection broke")
 
     def stop(self) -> None:
-        if self.alive:
-            self.stopped = True
+        if self.alive and not self.stopped:
+            self.stopped, self.stopped_at = True, self.timeline.now
 
     def go_on(self) -> None:
         if not self.stopped:

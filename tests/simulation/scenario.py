@@ -145,3 +145,14 @@ def changed(rng: Random, catalog: Catalog, original: Catalog) -> Catalog:
         first = replace(spec.profiles[0], context=rng.choice((1024, 2048, 4096)), args=args)
         models[at] = replace(spec, profiles=(first, *spec.profiles[1:]))
     return Catalog(models=tuple(models), engines=catalog.engines)
+
+
+def mended(catalog: Catalog) -> Catalog:
+    """The same without what makes engines end at their start."""
+    return replace(
+        catalog,
+        models=tuple(
+            replace(spec, profiles=tuple(replace(profile, args=()) for profile in spec.profiles))
+            for spec in catalog.models
+        ),
+    )

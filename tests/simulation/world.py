@@ -46,7 +46,6 @@ class World:
         self.clients = True
         self.open_requests: dict[int, Request] = {}
         self.ended_requests: Counter[str] = Counter()
-        self.downtime_allowed: dict[str, float] = {}
         self.store_down: set[str] = set()
         """Control planes that can't reach the store."""
         self._groups: dict[tuple[str, int], Group] = {}
