@@ -6,8 +6,9 @@ from collections import Counter
 from itertools import pairwise
 
 from llmgw.cluster.explain import why
-from llmgw.cluster.lifecycle import RUNNING, STORY_LINES, away
-from llmgw.cluster.model import PORT_BLOCK, Cluster, NodeState, Replica, ReplicaState, ShardState
+from llmgw.cluster.lifecycle import ENDED, RUNNING, STARTED, STORY_LINES, all_gone, away, is_live, observed
+from llmgw.cluster.model import PORT_BLOCK, Cluster, Instant, NodeState, Replica, ReplicaState, ShardState
+from llmgw.cluster.quiet import waits_for
 from llmgw.cluster.reconcile import desired, routes
 from llmgw.cluster.scaling import standing, wanted
 
@@ -20,6 +21,7 @@ def violations(cluster: Cluster) -> list[str]:
     found += _shared(cluster)
     found += _routable(cluster)
     found += _gpu_counts(cluster)
+    found += _fabrics(cluster)
     found += _too_many(cluster)
     found += _unexplained(cluster)
     for replica in cluster.replicas.values():
@@ -71,8 +73,13 @@ def _routable(cluster: Cluster) -> list[str]:
                     shard = node.shard(replica.shard_id(rank))
                     if shard is None or (shard.generation, shard.state) != (replica.generation, ShardState.READY):
                         found.append(f"3: {replica.id} is routed to while {placement.node} reports {shard}")
-                if node is not None and endpoint.preferred is (node.state is NodeState.SUSPECT):
-                    found.append(f"3: {replica.id} has preferred={endpoint.preferred} on a node that is {node.state}")
+                if node is not None and len(replica.placements) > 1 and node.heard_at_s <= 0.0:
+                    found.append(f"3: {replica.id} is routed to before {placement.node} has been heard")
+                if node is not None and endpoint.preferred and node.state is NodeState.SUSPECT:
+                    found.append(f"3: {replica.id} is preferred on {placement.node}, which is suspect")
+            nodes = [cluster.nodes[placement.node] for placement in replica.placements]
+            if not endpoint.preferred and all(is_live(node) for node in nodes):
+                found.append(f"3: {replica.id} is not preferred, and all its nodes are live")
     return found
 
 
@@ -87,6 +94,102 @@ def _gpu_counts(cluster: Cluster) -> list[str]:
             if not len(set(placement.gpu_uuids)) == len(placement.gpus) == stated
         ]
     return found
+
+
+def _fabrics(cluster: Cluster) -> list[str]:
+    """2. All ranks of a replica over several nodes lie on one fabric, and of their generation all or none may start."""
+    found = []
+    for replica in cluster.replicas.values():
+        if not replica.placements:
+            continue
+        several = len(replica.placements) > 1
+        if several is not (replica.fabric is not None) or several is not (replica.dist_init is not None):
+            found.append(f"2: {replica.id} over {len(replica.placements)} nodes has fabric {replica.fabric}")
+        for placement in replica.placements:
+            node = cluster.nodes.get(placement.node)
+            names = [fabric.name for fabric in node.inventory.fabrics] if node and node.inventory else []
+            if several and node is not None and replica.fabric not in names:
+                found.append(f"2: {replica.id} on {replica.fabric} has a rank on {placement.node}, which has {names}")
+        told = {
+            shard.go
+            for placement in replica.placements
+            for shard in desired(cluster, placement.node)
+            if shard.id.startswith(f"{replica.id}/")
+        }
+        if len(told) > 1:
+            found.append(f"2: some ranks of {replica.id} are told to start, and others not")
+    return found
+
+
+def broken(before: Cluster, after: Cluster, now: Instant) -> list[str]:
+    """All that a step must not have done; empty: nothing."""
+    found = _judged(before, after, now)
+    for name, old in before.replicas.items():
+        new = after.replicas.get(name)
+        if new is not None:
+            found += _generation(before, old, new)
+        if old.state is ReplicaState.DRAINING and (new is None or new.state is ReplicaState.STOPPING):
+            found += _stopped_in_peace(before, after, old, now)
+    for model in sorted({replica.model for replica in before.replicas.values()}):
+        found += _last_ready(before, after, model)
+    return found
+
+
+def _judged(before: Cluster, after: Cluster, now: Instant) -> list[str]:
+    """13. No node is judged lost inside a grace period, nor while the brake is on."""
+    found = []
+    for name, node in after.nodes.items():
+        old = before.nodes.get(name)
+        if old is None or node.state is not NodeState.LOST or old.state is NodeState.LOST:
+            continue
+        if now.monotonic_s < after.grace_until_s:
+            found.append(f"13: {name} is judged lost inside the grace period")
+        if after.brake is not None and not after.brake.released:
+            found.append(f"13: {name} is judged lost while the brake is on")
+    return found
+
+
+def _generation(before: Cluster, old: Replica, new: Replica) -> list[str]:
+    """5. A generation ends as a whole before the next begins; ranks start together."""
+    found = []
+    if new.generation < old.generation:
+        found.append(f"5: {old.id} goes back from generation {old.generation} to {new.generation}")
+    if new.generation > old.generation and not all_gone(before.nodes, old):
+        found.append(f"5: {old.id} begins anew while its last generation may be running")
+    begins = new.state is ReplicaState.STARTING and old.state in (ReplicaState.PLACING, ReplicaState.PREPARING)
+    if begins and len(new.placements) > 1:
+        nodes = [before.nodes[placement.node] for placement in new.placements]
+        shards = [observed(node, new, rank) for rank, node in enumerate(nodes)]
+        ready_to = all(shard is not None and shard.prepared for shard in shards)
+        runs = any(shard is not None and shard.state in STARTED for shard in shards)
+        if not ready_to and not runs:
+            found.append(f"5: {old.id} is told to start before all its ranks are prepared")
+    return found
+
+
+def _stopped_in_peace(before: Cluster, after: Cluster, old: Replica, now: Instant) -> list[str]:
+    """8. What leaves is not stopped under its requests, but where it is out of time, has ended, or all is to stop."""
+    if after.halting or now.monotonic_s >= old.drained_by_s or not waits_for(before, old, now):
+        return []
+    for rank, placement in enumerate(old.placements):
+        node = after.nodes.get(placement.node)
+        if node is None or away(node):
+            return []
+        shard = observed(node, old, rank)
+        if node.session is not None and (shard is None or shard.state in ENDED):
+            return []
+    return [f"8: {old.id} is stopped while it waits for {waits_for(before, old, now)}"]
+
+
+def _last_ready(before: Cluster, after: Cluster, model: str) -> list[str]:
+    """8. The last ready replica of a model does not leave while one is wanted."""
+    ready = [r.id for r in before.replicas.values() if r.model == model and r.state is ReplicaState.READY]
+    left = [name for name in ready if name not in after.replicas or after.replicas[name].state in LEAVING]
+    serving = any(r.model == model and r.state is ReplicaState.READY for r in after.replicas.values())
+    removed = {name for name in ready for at in before.replicas[name].placements if away(after.nodes.get(at.node))}
+    if set(left) - removed and wanted(after, model) and not serving:
+        return [f"8: the last ready replica of {model} leaves"]
+    return []
 
 
 def _too_many(cluster: Cluster) -> list[str]:

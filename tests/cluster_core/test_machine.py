@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from llmgw.cluster import drain
 from llmgw.cluster.catalog import Catalog, ModelSpec
 from llmgw.cluster.model import EngineState, Exit, ReplicaState, ShardState
 
 from .building import engine, gpu, inventory, model, profile
 from .world import Machine, Process, World
 
-NAMES = ("n1", "n2", "n3")
+NAMES = ("n1", "n2", "n3", "n4")
+DOORS = ("g1", "g2")
 CHOICES: dict[str, tuple[ModelSpec, ...]] = {
     "cpu": (
         model("cpu", profile("small", memory_bytes=4 << 30), replicas=2),
@@ -31,6 +34,10 @@ CHOICES: dict[str, tuple[ModelSpec, ...]] = {
         ),
         model("real", profile("wide", "llamacpp", nodes=2), profile("any", "llamacpp"), source="/n.gguf"),
     ),
+    "two": (
+        model("two", profile("pair", nodes=2, gpus_per_node=1)),
+        model("two", profile("pair", nodes=2, gpus_per_node=2), profile("alone", gpus_per_node=1), replicas=2),
+    ),
 }
 START = tuple(versions[0] for versions in CHOICES.values())
 EXITS = (Exit(status=1, last_lines=("no such file",)), Exit(signal="SIGKILL"), Exit(signal="SIGKILL", oom=True), Exit())
@@ -43,12 +50,20 @@ NEXT = {
 
 
 def fresh_machines() -> list[Machine]:
-    racks = {"n1": "r11", "n2": "r12", "n3": "r12"}
-    gpus = {"n1": 2, "n2": 4, "n3": 0}
+    racks = {"n1": "r11", "n2": "r12", "n3": "r12", "n4": "r11"}
+    gpus = {"n1": 2, "n2": 4, "n3": 2, "n4": 3}
+    fabrics = {"n1": ("ib-a",), "n2": ("ib-a", "ib-b"), "n3": ("ib-b",), "n4": ("ib-b",)}
     return [
         Machine(
             name,
-            inventory(gpus=gpus[name], memory_gib=12.5, labels={"rack": racks[name]}, ports="20000-20399"),
+            inventory(
+                gpus=gpus[name],
+                memory_gib=12.5,
+                labels={"rack": racks[name]},
+                ports="20000-20399",
+                fabrics=fabrics[name],
+                address=f"10.0.0.{name[1:]}",
+            ),
             (engine("llamacpp"), engine("sim")),
         )
         for name in NAMES
@@ -58,7 +73,7 @@ def fresh_machines() -> list[Machine]:
 class Anything(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Catalog(models=START), fresh_machines())
+        self.world = World(Catalog(models=START), fresh_machines(), DOORS)
 
     def _machine(self, name: str) -> Machine:
         return self.world.machines[name]
@@ -82,6 +97,8 @@ class Anything(RuleBasedStateMachine):
             if rounds:
                 self.world.connect(machine)
                 self.world.settle()
+        for door in self.world.doors.values():
+            self.world.open_door(door)
         self.things_go_well(rounds)
 
     # -- the ordinary course of things
@@ -123,6 +140,10 @@ class Anything(RuleBasedStateMachine):
                     machine.send()
                     while machine.outbox:
                         self.world.receive(machine)
+            for door in self.world.doors.values():
+                while door.connected and door.tables:
+                    self.world.take_table(door)
+                self.world.finish(door, 0)
             self.world.tick(1.0)
             self.world.settle()
 
@@ -137,7 +158,7 @@ class Anything(RuleBasedStateMachine):
     def an_engine_starts(self, pick: int) -> None:
         found = self._one(pick, ShardState.PREPARING)
         if found is not None:
-            self.world.begin(*found)
+            self.world._get_ready(*found)
 
     @rule(pick=st.integers(0, 9))
     def an_engine_has_stopped(self, pick: int) -> None:
@@ -152,7 +173,54 @@ class Anything(RuleBasedStateMachine):
         self.world.tick(seconds)
         self.world.settle()
 
+    # -- gateways
+
+    @rule(name=st.sampled_from(DOORS), pick=st.integers(0, 9))
+    def a_request_comes(self, name: str, pick: int) -> None:
+        self.world.request(self.world.doors[name], pick)
+
+    @rule(name=st.sampled_from(DOORS), pick=st.integers(0, 9))
+    def a_request_is_done(self, name: str, pick: int) -> None:
+        self.world.finish(self.world.doors[name], pick)
+        self.world.settle()
+
+    @rule(name=st.sampled_from(DOORS))
+    def a_table_is_taken_up(self, name: str) -> None:
+        self.world.take_table(self.world.doors[name])
+        self.world.settle()
+
+    @rule(name=st.sampled_from(DOORS))
+    def a_gateway_is_cut_off(self, name: str) -> None:
+        self.world.shut_door(self.world.doors[name])
+        self.world.settle()
+
+    @rule(name=st.sampled_from(DOORS))
+    def a_gateway_connects(self, name: str) -> None:
+        self.world.open_door(self.world.doors[name])
+        self.world.settle()
+
     # -- what people do
+
+    @rule(name=st.sampled_from(NAMES), options=st.sampled_from(({}, {"wait": True}, {"in_flight_s": 5.0})))
+    def a_node_is_drained(self, name: str, options: dict[str, Any]) -> None:
+        cluster = self.world.cluster
+        if name in cluster.nodes:
+            planned = drain.plan(cluster, name, now=self.world.now, **options)
+            if drain.refusal(planned) is None:
+                self.world.cluster = replace(cluster, drains={**cluster.drains, name: planned})
+                self.world.settle()
+
+    @rule(name=st.sampled_from(NAMES))
+    def a_drain_is_taken_back(self, name: str) -> None:
+        drains = {key: drain for key, drain in self.world.cluster.drains.items() if key != name}
+        self.world.cluster = replace(self.world.cluster, drains=drains)
+        self.world.settle()
+
+    @rule()
+    def the_brake_is_released(self) -> None:
+        if self.world.cluster.brake is not None:
+            self.world.cluster = replace(self.world.cluster, brake=replace(self.world.cluster.brake, released=True))
+            self.world.settle()
 
     @rule(name=st.sampled_from(tuple(CHOICES)), replicas=st.sampled_from((0, 1, 2, 2, 3, 4)))
     def is_scaled(self, name: str, replicas: int) -> None:
@@ -212,6 +280,24 @@ class Anything(RuleBasedStateMachine):
             self.world.connect(machine)
             self.world.settle()
 
+    @rule(names=st.sets(st.sampled_from(NAMES), min_size=2, max_size=3), away_s=st.sampled_from((20.0, 35.0, 80.0)))
+    def nodes_are_cut_off_and_return_one_by_one(self, names: set[str], away_s: float) -> None:
+        for name in sorted(names):
+            self.world.disconnect(self._machine(name), noticed=True)
+        self.world.settle()
+        self.world.tick(away_s)
+        self.things_go_well(2)
+        for name in sorted(names, reverse=True):
+            if self._machine(name).powered:
+                self.world.connect(self._machine(name))
+                self.world.settle()
+                self.things_go_well(1)
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_address_changes(self, name: str) -> None:
+        machine = self._machine(name)
+        machine.inventory = replace(machine.inventory, mgmt_addr=machine.inventory.mgmt_addr + "1")
+
     @rule(name=st.sampled_from(NAMES))
     def an_agent_has_probed(self, name: str) -> None:
         self._machine(name).probed = True
@@ -258,7 +344,7 @@ class Anything(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not self.world.whole:
             return
-        self.world.cluster = replace(self.world.cluster, halting=False)
+        self.world.cluster = replace(self.world.cluster, halting=False, drains={})
         for machine in self.world.machines.values():
             machine.engines = (engine("llamacpp"), engine("sim"))
         self.world.heal(at_most=400)

@@ -7,19 +7,20 @@ Engines are physical here: the world knows which process holds which GPU and por
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from llmgw.cluster.actions import PutNode
 from llmgw.cluster.catalog import Catalog
-from llmgw.cluster.lifecycle import AWAY, SHARD_CHANGES
+from llmgw.cluster.lifecycle import AWAY, EMPTIED, SHARD_CHANGES
 from llmgw.cluster.model import (
     PORT_BLOCK,
     Cluster,
     DesiredShard,
     EngineOnNode,
     Exit,
+    Gateway,
     Instant,
     Inventory,
     Node,
@@ -27,11 +28,11 @@ from llmgw.cluster.model import (
     ObservedShard,
     ReplicaState,
     ShardState,
+    Traffic,
 )
-from llmgw.cluster.reconcile import apply, desired, next_wake_s, reconcile
-from llmgw.cluster.scaling import wanted
+from llmgw.cluster.reconcile import apply, desired, next_wake_s, reconcile, routes
 
-from .invariants import violations
+from .invariants import broken, violations
 
 GRACE_S = 30.0
 HOLDING = {ShardState.STARTING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING}
@@ -46,6 +47,7 @@ class Process:
     exit: Exit | None = None
     port_taken: bool = False
     started: bool = False
+    prepared: bool = False
 
     def become(self, state: ShardState) -> None:
         assert state in SHARD_CHANGES[self.state], f"{self.state} -> {state}"
@@ -58,10 +60,29 @@ class Process:
             state=self.state,
             since=0.0,
             why=f"{self.state.value} here",
-            endpoint=f"127.0.0.1:{self.asked.placement.port}" if self.state is ShardState.READY else None,
+            endpoint=self._endpoint(),
+            prepared=self.prepared and self.state is ShardState.PREPARING,
             exit=self.exit,
             port_taken=self.port_taken,
         )
+
+    def _endpoint(self) -> str | None:
+        serves = self.state is ShardState.READY and self.asked.rank == 0
+        return f"127.0.0.1:{self.asked.placement.port}" if serves else None
+
+
+@dataclass
+class Door:
+    """A gateway: tables that are on their way to it, the one that it goes by, and its requests in flight."""
+
+    id: str
+    connected: bool = False
+    tables: deque[frozenset[str]] = field(default_factory=deque)
+    may_send: frozenset[str] = frozenset()
+    in_flight: Counter[str] = field(default_factory=Counter)
+
+    def traffic(self) -> dict[str, Traffic]:
+        return {name: Traffic(in_flight=number) for name, number in self.in_flight.items() if number}
 
 
 @dataclass
@@ -103,8 +124,9 @@ class Machine:
                 elif process.state is not ShardState.STOPPING:
                     process.become(ShardState.STOPPING)
         for name, asked in self.wanted.items():
-            if name not in self.processes:
-                self.processes[name] = Process(asked)
+            process = self.processes.setdefault(name, Process(asked))
+            if process.asked.generation == asked.generation:
+                process.asked = asked
 
     def send(self) -> None:
         if self.session is not None and self.powered:
@@ -118,10 +140,12 @@ class Machine:
 
 
 class World:
-    def __init__(self, catalog: Catalog, machines: list[Machine]) -> None:
+    def __init__(self, catalog: Catalog, machines: list[Machine], doors: Iterable[str] = ()) -> None:
         self.wall_s, self.monotonic_s = 1_700_000_000.0, 1000.0
         self.machines = {machine.id: machine for machine in machines}
+        self.doors = {name: Door(name) for name in doors}
         self.started: Counter[tuple[str, int]] = Counter()
+        self.table: frozenset[str] = frozenset()
         self.sent: dict[str, tuple[int, tuple[DesiredShard, ...]]] = {}
         self.sessions = 0
         self.whole = True
@@ -151,25 +175,12 @@ class World:
 
     def _check(self, before: Cluster) -> None:
         assert (found := violations(self.cluster)) == [], found
-        for name, node in self.cluster.nodes.items():
-            old = before.nodes.get(name)
-            if old is not None and node.state is NodeState.LOST and old.state is not NodeState.LOST:
-                assert self.monotonic_s >= self.cluster.grace_until_s, f"13: {name} judged inside the grace period"
-        for model in {replica.model for replica in before.replicas.values()}:
-            self._check_last_ready(before, model)
+        assert (found := broken(before, self.cluster, self.now)) == [], found
         wake = next_wake_s(self.cluster, self.now)
         assert wake is None or wake > self.monotonic_s
 
-    def _check_last_ready(self, before: Cluster, model: str) -> None:
-        ready = [r.id for r in before.replicas.values() if r.model == model and r.state is ReplicaState.READY]
-        stopped = [
-            name for name in ready if getattr(self.cluster.replicas.get(name), "state", None) is ReplicaState.STOPPING
-        ]
-        if stopped and wanted(self.cluster, model):
-            left = [r for r in self.cluster.replicas.values() if r.model == model and r.state is ReplicaState.READY]
-            assert left, f"8: the last ready replica of {model} was stopped"
-
     def _send(self) -> None:
+        self._send_tables()
         for name, machine in self.machines.items():
             node = self.cluster.nodes.get(name)
             if node is None or node.session is None:
@@ -184,13 +195,27 @@ class World:
             if machine.session == node.session:
                 machine.inbox.append((node.session, revision + 1, shards))
 
+    def _send_tables(self) -> None:
+        self.table = frozenset(endpoint.replica for route in routes(self.cluster) for endpoint in route.endpoints)
+        for door in self.doors.values():
+            known = self.cluster.gateways.get(door.id)
+            if door.connected and known is not None and (not door.tables or door.tables[-1] != self.table):
+                door.tables.append(self.table)
+                if known.may_send is not None:
+                    self._put_door(replace(known, may_send=known.may_send | self.table))
+
+    def _put_door(self, known: Gateway) -> None:
+        self.cluster = replace(self.cluster, gateways={**self.cluster.gateways, known.id: known})
+
     def _check_may_start(self, node: Node, shards: tuple[DesiredShard, ...], sent: tuple[DesiredShard, ...]) -> None:
         for shard in shards:
             seen = node.shard(shard.id)
             new = shard not in sent and (seen is None or seen.generation != shard.generation)
             if new:
                 assert node.probed, f"7: {shard.id} starts on {node.id}, which is not probed"
-                assert node.state not in (*AWAY, NodeState.JOINING), f"7: {shard.id} starts on {node.id}: {node.state}"
+                assert node.state not in (*AWAY, *EMPTIED, NodeState.JOINING), (
+                    f"7: {shard.id} starts on {node.id}: {node.state}"
+                )
 
     def _put(self, node: Node) -> None:
         self.cluster = apply(self.cluster, [PutNode(node)])
@@ -245,14 +270,69 @@ class World:
         if noticed and node is not None:
             self._put(replace(node, session=None))
 
+    # -- gateways
+
+    def open_door(self, door: Door) -> None:
+        """A gateway connects; it goes by the table that it has until it has taken up one of this session."""
+        door.connected = True
+        door.tables.clear()
+        self._put_door(Gateway(id=door.id, connected=True, heard_at_s=self.monotonic_s))
+
+    def take_table(self, door: Door) -> None:
+        """It takes up the oldest table on its way, and says so, with what it has in flight."""
+        known = self.cluster.gateways.get(door.id)
+        if not door.connected or known is None or not door.tables:
+            return
+        door.may_send = door.tables.popleft()
+        may_send = door.may_send.union(*door.tables)
+        self._put_door(replace(known, may_send=may_send, heard_at_s=self.monotonic_s, traffic=door.traffic()))
+
+    def request(self, door: Door, pick: int) -> None:
+        """A request is sent on, by the table that the gateway goes by."""
+        if door.may_send:
+            door.in_flight[sorted(door.may_send)[pick % len(door.may_send)]] += 1
+            self._tell_traffic(door)
+
+    def finish(self, door: Door, pick: int) -> None:
+        under_way = sorted(door.in_flight.elements())
+        if under_way:
+            door.in_flight[under_way[pick % len(under_way)]] -= 1
+            self._tell_traffic(door)
+
+    def _tell_traffic(self, door: Door) -> None:
+        known = self.cluster.gateways.get(door.id)
+        if door.connected and known is not None and known.may_send is not None:
+            self._put_door(replace(known, traffic=door.traffic(), heard_at_s=self.monotonic_s))
+
+    def shut_door(self, door: Door) -> None:
+        """Its stream breaks: it goes on by its last table for no longer than its lease."""
+        door.connected = False
+        door.tables.clear()
+        known = self.cluster.gateways.get(door.id)
+        if known is not None:
+            self._put_door(replace(known, connected=False, heard_at_s=self.monotonic_s))
+
     def restart_control(self) -> None:
         """Kill it and start it from what it had stored."""
         nodes = {
             name: replace(node, session=None, vitals=None, heard_at_s=0.0, shards=(), caught_up=True)
             for name, node in self.cluster.nodes.items()
         }
-        self.cluster = replace(self.cluster, nodes=nodes, grace_until_s=self.monotonic_s + GRACE_S)
+        replicas = {
+            name: replace(replica, drained_by_s=0.0, whole_by_s=0.0) for name, replica in self.cluster.replicas.items()
+        }
+        self.cluster = replace(
+            self.cluster,
+            nodes=nodes,
+            replicas=replicas,
+            gateways={},
+            brake=None,
+            grace_until_s=self.monotonic_s + GRACE_S,
+            tables_settled_at_s=self.monotonic_s + self.cluster.lease_s,
+        )
         self.sent.clear()
+        for door in self.doors.values():
+            self.shut_door(door)
         for machine in self.machines.values():
             self.disconnect(machine, noticed=True)
 
@@ -268,6 +348,7 @@ class World:
             assert not shared, f"1: {key} finds {shared} held by {other.asked.id} {other.asked.generation}"
             apart = abs(process.asked.placement.port - other.asked.placement.port)
             assert apart >= PORT_BLOCK, f"1: {key} finds its ports held by {other.asked.id}"
+        assert process.asked.go, f"5: {key} starts before it was told to"
         process.started = True
         process.become(ShardState.STARTING)
 
@@ -296,6 +377,8 @@ class World:
         for _ in range(at_most):
             for machine in self.machines.values():
                 self._heal_machine(machine)
+            for door in self.doors.values():
+                self._heal_door(door)
             # In longer and longer strides while nothing happens, past every backoff.
             self.tick(min(1.0 + quiet * quiet, 14.0))
             quiet = quiet + 1 if self.settle() == 0 else 0
@@ -320,10 +403,19 @@ class World:
         while machine.outbox:
             self.receive(machine)
 
+    def _heal_door(self, door: Door) -> None:
+        if not door.connected:
+            self.open_door(door)
+            self.settle()
+        while door.tables:
+            self.take_table(door)
+        door.in_flight.clear()
+        self._tell_traffic(door)
+
     def _advance(self, machine: Machine, name: str, process: Process) -> None:
         steps: dict[ShardState, Callable[[], None]] = {
             ShardState.WANTED: lambda: process.become(ShardState.PREPARING),
-            ShardState.PREPARING: lambda: self.begin(machine, process),
+            ShardState.PREPARING: lambda: self._get_ready(machine, process),
             ShardState.STARTING: lambda: process.become(ShardState.LOADING),
             ShardState.LOADING: lambda: process.become(ShardState.READY),
             ShardState.STOPPING: lambda: machine.processes.__delitem__(name),
@@ -331,15 +423,22 @@ class World:
         if process.state in steps:
             steps[process.state]()
 
+    def _get_ready(self, machine: Machine, process: Process) -> None:
+        if process.asked.go:
+            self.begin(machine, process)
+        else:
+            process.prepared = True
+
     def _check_wished(self) -> None:
         running = {process.asked.id for machine in self.machines.values() for process in machine.processes.values()}
         for replica in self.cluster.replicas.values():
             assert replica.state in (ReplicaState.READY, ReplicaState.UNPLACED), (
                 f"11: {replica.id} is {replica.state}: {replica.why}"
             )
-            if replica.state is ReplicaState.READY:
-                assert replica.shard_id(0) in running, f"11: {replica.id} is ready and runs nowhere"
-                running.remove(replica.shard_id(0))
+            ranks = range(len(replica.placements)) if replica.state is ReplicaState.READY else ()
+            for rank in ranks:
+                assert replica.shard_id(rank) in running, f"11: {replica.id} is ready, and rank {rank} runs nowhere"
+                running.remove(replica.shard_id(rank))
         assert not running, f"11: {running} still run and should not"
 
 
@@ -351,6 +450,8 @@ def _shuffled(cluster: Cluster) -> Cluster:
         replicas=_backwards(cluster.replicas),
         scale=_backwards(cluster.scale),
         replicas_made=_backwards(cluster.replicas_made),
+        gateways=_backwards(cluster.gateways),
+        drains=_backwards(cluster.drains),
     )
 
 
