@@ -224,6 +224,11 @@ def test_a_mode_that_the_version_lacks_is_refused(changed: dict[str, Any], profi
         VLLM.command(asked)
 
 
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    with pytest.raises(LaunchRefused, match="launch_mode slurm is none of vLLM's: set it to mp or ray"):
+        VLLM.command(case("vllm", nodes=2, changed={"launch_mode": "slurm"}))
+
+
 def test_a_help_that_was_cut_short_proves_no_flag_missing() -> None:
     """``vllm serve --help`` prints the names of groups only."""
     made = command(case("vllm", nodes=2, changed={"help_text": "usage: vllm serve\n\n  Frontend\n  ModelConfig\n"}))

@@ -22,7 +22,7 @@ from llmgw.agent.supervisor import StopError
 from llmgw.agent.vigil import Vigil
 from llmgw.agent.weights import WeightsRefused
 from llmgw.cluster.model import DesiredShard, ShardState
-from llmgw.engines.base import Engine, Launch
+from llmgw.engines.base import Engine, Launch, LaunchRefused
 from llmgw.engines.registry import EngineNotRun, engine
 from llmgw.process.errors import ProcessError
 
@@ -66,7 +66,7 @@ class ShardRunner(Presence):
             await life
         except Failed as failure:
             await self._fail(failure)
-        except EngineNotRun as refusal:
+        except (EngineNotRun, LaunchRefused) as refusal:
             await self._fail(Failed(str(refusal)))
         except Exception as error:
             # A fault of our own must not leave a shard that says "loading" for ever.
@@ -160,6 +160,8 @@ class ShardRunner(Presence):
             weights=str(weights) if weights else None,
             work_dir=str(self._rooms.supervisor.work_dir(self.id)),
             help_text=program.help_text,
+            version=program.version,
+            launch_mode=inventory.launch_modes.get(self.shard.profile.engine),
             cores=len(os.sched_getaffinity(0)),
             interface=inventory.mgmt_interface,
             hcas=peers.adapters(self.shard, inventory),

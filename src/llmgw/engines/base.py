@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmgw.cluster.catalog import LaunchMode
 from llmgw.cluster.model import DesiredShard
 
 
@@ -31,8 +30,8 @@ class Launch:
     """The node's management interface: where collectives bootstrap."""
     hcas: tuple[str, ...] = ()
     """``NAME:PORT`` of the replica's fabric on this node, and no others; empty where it runs on one node."""
-    launch_mode: LaunchMode | None = None
-    """The node's own choice, for profiles that make none."""
+    launch_mode: str | None = None
+    """The node's own choice, for profiles that make none: ``ray`` or ``mp``."""
     sidecar_program: tuple[str, ...] = ()
     """The program that sidecars are started with (``ray``), where the engine needs any."""
 

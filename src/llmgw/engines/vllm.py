@@ -134,12 +134,20 @@ def _mode(launch: Launch) -> LaunchMode:
     """The profile's choice, else the node's, else ``mp`` where the build has it."""
     asked = launch.shard.profile.launch_mode or launch.launch_mode
     lacks = _lacks(launch, "--nnodes", MP_SINCE)
-    if asked == "mp" and lacks:
-        raise LaunchRefused(
-            f"launch_mode mp over {launch.shard.profile.nodes} nodes needs vLLM 0.11.1 or newer, and this node has "
-            f"{launch.version or 'one without --nnodes'}: upgrade it, or set launch_mode: ray"
-        )
-    return asked or ("ray" if lacks else "mp")
+    match asked:
+        case None:
+            return "ray" if lacks else "mp"
+        case "ray":
+            return "ray"
+        case "mp" if not lacks:
+            return "mp"
+        case "mp":
+            raise LaunchRefused(
+                f"launch_mode mp over {launch.shard.profile.nodes} nodes needs vLLM 0.11.1 or newer, and this node has "
+                f"{launch.version or 'one without --nnodes'}: upgrade it, or set launch_mode: ray"
+            )
+        case _:
+            raise LaunchRefused(f"launch_mode {asked} is none of vLLM's: set it to mp or ray")
 
 
 def _lacks(launch: Launch, flag: str, since: tuple[int, int, int]) -> bool:
