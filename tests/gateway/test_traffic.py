@@ -60,7 +60,9 @@ async def test_the_count_is_told_with_the_table_and_until_it_is_zero(pki: Path, 
             for ended in (1, 2, 3):
                 gate.open(1)
                 wanted = Traffic(in_flight=3 - ended, finished=ended)
-                await plane.until(lambda wanted=wanted: plane.reports and plane.reports[-1].replicas.get("m-0") == wanted)
+                await plane.until(
+                    lambda wanted=wanted: plane.reports and plane.reports[-1].replicas.get("m-0") == wanted
+                )
             plane.say(draining(3, stays))
             await plane.until_acked(3)
             assert plane.acks[-1].traffic == {"m-0": Traffic(finished=3)}, "told of a while longer"
