@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from llmgw.cluster.topology import choose_gpus
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.model import Cluster, Gpu, Vitals
+from llmgw.cluster.model import Cluster, Vitals
 from llmgw.cluster.placement import Before, Placed, Planner, place
 
 from .building import GIB, NOW, cluster, engine, gpu, model, node, only, profile, ready, settled, with_node
@@ -91,37 +86,6 @@ def test_blocks_of_ports_do_not_overlap_also_after_the_range_was_moved() -> None
     placed = place(with_node(state, "a", inventory=moved.inventory), model("n"), NOW)
     assert isinstance(placed, Placed)
     assert placed.placements[0].port == 20250
-
-
-@pytest.mark.parametrize(
-    ("groups", "wanted", "chosen"),
-    [
-        ((0, 0, 0, 0, 1, 1, 1, 1), 4, (0, 1, 2, 3)),
-        ((0, 0, 0, 1, 1, 1, 1), 4, (3, 4, 5, 6)),
-        ((0, 0, 0, 0, 1, 1), 2, (4, 5)),
-        ((0, 0, 0, 1, 1), 4, (0, 1, 2, 3)),
-        ((None, None, None), 2, (0, 1)),
-        ((0, 0), 0, ()),
-    ],
-)
-def test_gpus_are_taken_from_one_nvlink_group_where_one_suffices(
-    groups: tuple[int | None, ...], wanted: int, chosen: tuple[int, ...]
-) -> None:
-    gpus = [gpu(index, nvlink_group=group) for index, group in enumerate(groups)]
-    assert tuple(found.index for found in choose_gpus(gpus, wanted)) == chosen
-
-
-@given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=8), st.integers(0, 8), st.randoms())
-def test_the_choice_of_gpus_is_exact_and_does_not_hang_on_their_order(
-    groups: list[int | None], wanted: int, random: object
-) -> None:
-    gpus: list[Gpu] = [gpu(index, nvlink_group=group) for index, group in enumerate(groups)]
-    wanted = min(wanted, len(gpus))
-    chosen = choose_gpus(gpus, wanted)
-    assert len(set(chosen)) == wanted
-    assert choose_gpus(reversed(gpus), wanted) == chosen
-    if any(groups.count(group) >= wanted for group in groups):
-        assert len({found.nvlink_group for found in chosen}) <= 1
 
 
 def test_two_replicas_of_one_step_do_not_take_the_same_place() -> None:
