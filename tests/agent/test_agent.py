@@ -16,9 +16,10 @@ from llmgw.agent.discovery import discover, read_vitals, settings_of
 from llmgw.agent.main import Agent
 from llmgw.cluster.model import DesiredShard, Inventory, ObservedShard, ShardState, Vitals
 from llmgw.config import AgentConfig, load_agent
+from llmgw.link.client import LinkError
 from llmgw.link.messages import Desired, Heartbeat, LogLines, LogsRequest, Observed, RoutesAck
 from llmgw.link.server import LinkServer, Peer, RefusedPeer
-from tests.agent.node import clear, sim
+from tests.agent.node import alive, clear, sim
 from tests.link.ends import Pki, make_server
 
 DEADLINE_S = 30.0
@@ -37,6 +38,7 @@ class Ledger:
         self.revision = 0
         self.logs: list[LogLines] = []
         self.beats: list[Heartbeat] = []
+        self.closed: list[str] = []
         self.seen: list[tuple[int, frozenset[str]]] = []
         """Revision and ids of the shards after each frame."""
         self.loses: Callable[[Observed], bool] = lambda frame: False
@@ -78,6 +80,7 @@ class Ledger:
         self._changed.set()
 
     def on_closed(self, peer: Peer, why: str) -> None:
+        self.closed.append(why)
         if self.peer is peer:
             self.peer = None
         self._changed.set()
@@ -290,17 +293,50 @@ async def test_a_disk_that_does_not_answer_stops_no_heartbeat(
         answers.set()
 
 
-async def test_an_agent_whose_heartbeats_alone_have_died_comes_back(pki: Pki, config: AgentConfig) -> None:
-    """Its stream is open and it reports: the server misses the beats, ends the session, and the agent begins anew."""
+async def test_an_agent_whose_heartbeats_alone_have_died_begins_anew(pki: Pki, config: AgentConfig) -> None:
+    """Its stream is open, reads and reports: it sees by itself that it does not beat, before the server misses it."""
+    config = replace(config, heartbeat_interval_s=0.2)
     async with serving(pki) as (server, ledger), running(config, server) as agent:
         await ledger.until(lambda: len(ledger.beats) > 1, "it beats")
         dialogue, loop = agent.link._dialogue, agent.link._loop
         assert dialogue is not None
         assert loop is not None
-        loop.call_soon_threadsafe(dialogue._tasks[-1].cancel)
+        (beats,) = [task for task in dialogue._tasks if task.get_name() == "link: beats"]
+        loop.call_soon_threadsafe(beats.cancel)
         await ledger.until(lambda: len(ledger.hellos) == 2, "it is back")
+        assert "no heartbeat goes out" in ledger.closed[0]
         before = len(ledger.beats)
         await ledger.until(lambda: len(ledger.beats) > before + 1, "and beats again")
+
+
+async def test_an_agent_whose_stream_stands_still_ends_and_leaves_its_engines(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "LINK_STUCK_S", 1.0)
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        stands.set()
+        goes_on.wait(DEADLINE_S)
+
+    async with serving(pki) as (server, ledger):
+
+        async def until_it_ends() -> None:
+            async with running(config, server) as agent, asyncio.timeout(DEADLINE_S):
+                await ledger.until(lambda: ledger.states() == [ShardState.READY], "the shard is ready")
+                stop, loop = agent.link.stop, agent.link._loop
+                monkeypatch.setattr(agent.link, "stop", lambda: (goes_on.set(), stop()))
+                assert loop is not None
+                loop.call_soon_threadsafe(stand_still)
+                await asyncio.to_thread(goes_on.wait, DEADLINE_S)
+
+        ledger.want(sim())
+        with pytest.raises(LinkError, match="the thread of the stream has done nothing for 1 s"):
+            await until_it_ends()
+        assert stands.is_set()
+        (shard,) = ledger.shards.values()
+        assert shard.pid is not None
+        assert alive(shard.pid)
 
 
 def readings() -> list[str]:

@@ -44,6 +44,8 @@ REDISCOVER_S = 60.0
 REPROVE_S = 600.0
 FIRST_LOOK_S = 5.0
 """How long the start waits for the weights to be looked at; what is found later is said later."""
+LINK_STUCK_S = 60.0
+"""A stream whose thread has stood still for this long stands still for good: the agent ends, and is begun anew."""
 ENGINE_USER = "llmgw-engine"
 
 T = TypeVar("T")
@@ -120,6 +122,7 @@ class Agent:
         self._logs = LogReader(self.supervisor, self.link.send, lambda: self.link.waiting)
 
     async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop``. Raises LinkError where the stream's thread hangs: nothing but a new process helps then."""
         try:
             await self._adopt()
             with suppress(TimeoutError):
@@ -135,9 +138,14 @@ class Agent:
                     group.create_task(_every(REDISCOVER_S, self._look_for_weights)),
                     group.create_task(_every(self._config.heartbeat_interval_s, self._look_at_vitals)),
                 ]
-                await stop.wait()
-                for task in tasks:
+                stopped = group.create_task(stop.wait())
+                hangs = group.create_task(self._link_hangs())
+                await asyncio.wait([stopped, hangs], return_when=asyncio.FIRST_COMPLETED)
+                words = hangs.result() if hangs.done() else ""
+                for task in (*tasks, stopped, hangs):
                     task.cancel()
+            if words:
+                raise LinkError(words)
         finally:
             await asyncio.to_thread(self.link.stop)
             await self._logs.close()
@@ -211,6 +219,16 @@ class Agent:
         changed, self._engines_changed = self._engines_changed, asyncio.Event()
         changed.set()
         self._dirty.set()
+
+    async def _link_hangs(self) -> str:
+        """Returns, in words, once the stream's thread does nothing any more."""
+        while True:
+            await asyncio.sleep(min(self._config.heartbeat_interval_s, LINK_STUCK_S / 4))
+            if (stuck_s := self.link.stuck_s()) > LINK_STUCK_S:
+                return (
+                    f"the thread of the stream has done nothing for {stuck_s:.0f} s: the agent ends, so that it is "
+                    "started anew; its engines go on"
+                )
 
     # -- what is looked at again
 

@@ -97,6 +97,7 @@ class LinkClient:
         self._stop_asked: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._turned_at_s = 0.0
 
     @property
     def state(self) -> LinkState:
@@ -107,6 +108,15 @@ class LinkClient:
         """Frames that were given to ``send`` and have not been sent yet. From any thread."""
         dialogue = self._dialogue
         return dialogue.waiting if dialogue is not None else 0
+
+    def stuck_s(self) -> float:
+        """For how long the link's thread has done nothing, as far as earlier calls asked it to; from any thread."""
+        loop = self._loop
+        if loop is None:
+            return 0.0
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._turned)
+        return time.monotonic() - self._turned_at_s
 
     def start(self) -> None:
         """Begin to dial. Raises IdentityError in words where the TLS files can't be used at all."""
@@ -147,6 +157,7 @@ class LinkClient:
             runner.run(self._main(ready))
 
     async def _main(self, ready: threading.Event) -> None:
+        self._turned()
         self._loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         ready.set()
@@ -198,6 +209,9 @@ class LinkClient:
             finally:
                 self._dialogue = None
                 await _close(ws, why)
+
+    def _turned(self) -> None:
+        self._turned_at_s = time.monotonic()
 
     def _take(self, frame: Outgoing) -> None:
         if self._dialogue is not None:

@@ -49,6 +49,7 @@ class Dialogue:
         self._tasks: list[asyncio.Task[None]] = []
         self._welcomed_at_s: float | None = None
         self._silent_s = WELCOME_S
+        self._beaten_at_s = 0.0
 
     @property
     def lasted_s(self) -> float:
@@ -80,8 +81,12 @@ class Dialogue:
                 task.cancel()
         return self._ended.result()
 
-    def _start(self, group: asyncio.TaskGroup, part: Coroutine[None, None, Ended]) -> None:
-        self._tasks.append(group.create_task(self._part(part)))
+    def _start(
+        self, group: asyncio.TaskGroup, part: Coroutine[None, None, Ended], name: str = "part"
+    ) -> asyncio.Task[None]:
+        task = group.create_task(self._part(part), name=f"link: {name}")
+        self._tasks.append(task)
+        return task
 
     async def _part(self, part: Coroutine[None, None, Ended]) -> None:
         try:
@@ -145,7 +150,8 @@ class Dialogue:
         self._welcomed_at_s = time.monotonic()
         self._voice.welcomed(self._server, welcome)
         self._start(group, self._write(ws))
-        self._start(group, self._beat(ws, welcome, heartbeat_s))
+        beats = self._start(group, self._beat(ws, welcome, heartbeat_s), "beats")
+        self._start(group, self._beating(beats, heartbeat_s))
 
     def _closed(self, ws: aiohttp.ClientWebSocketResponse, message: aiohttp.WSMessage) -> Ended:
         if message.type is WSMsgType.CLOSE and message.extra:
@@ -174,6 +180,16 @@ class Dialogue:
             beat = Heartbeat(epoch=welcome.epoch, session=welcome.session, sent_at=time.time(), vitals=self._vitals())
             await ws.send_str(encode(beat))
             await ws.ping()
+            self._beaten_at_s = time.monotonic()
+
+    async def _beating(self, beats: asyncio.Task[None], heartbeat_s: float) -> Ended:
+        """A stream that reads and does not beat looks alive from here and dead from there: it is begun anew."""
+        self._beaten_at_s = time.monotonic()
+        while True:
+            await asyncio.sleep(heartbeat_s)
+            if beats.done() or time.monotonic() - self._beaten_at_s > self._silent_s:
+                words = f"no heartbeat goes out to {self._server.url} any more, though the connection is open"
+                return Ended("mute", words)
 
     def _vitals(self) -> Vitals | None:
         try:
