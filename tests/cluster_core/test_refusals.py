@@ -10,7 +10,7 @@ from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.model import Drain, EngineState, Node, NodeState, ShardState
 from llmgw.cluster.placement import Placed, Refusal, place
 from llmgw.cluster.reconcile import reconcile
-from llmgw.cluster.refusal import Rule
+from llmgw.cluster.refusal import NO_FABRIC, Rule
 
 from .building import (
     GIB,
@@ -29,6 +29,7 @@ from .building import (
     settled,
     with_node,
 )
+from .fabrics import lost, on, port
 
 SINCE = "since 2023-11-14 22:13:20 UTC"
 DOWNLOADING = "downloading llama-b10991-bin-ubuntu-x64.tar.gz (16 MB, 42 %)"
@@ -302,3 +303,201 @@ def test_heartbeats_change_nothing_of_a_refusal() -> None:
     for seconds in range(1, 14):
         now = later(seconds)
         assert reconcile(with_node(state, "n1", heard_at_s=now.monotonic_s), now) == ()
+
+
+SPAN = model("m", profile(nodes=2, gpus_per_node=4))
+ONE_OF_TWO = "ib-a has 1 of 2 nodes with 4 free GPUs"
+ALONE = "could take a rank, but only 1 of the 2 nodes needed can on ib-a"
+
+UNSATISFIABLE: list[tuple[str, ModelSpec, Node, Rule, str, str]] = [
+    (
+        "lost",
+        SPAN,
+        lost(on("n2", "ib-a", gpus=8)),
+        Rule.LOST,
+        f"lost {SINCE}: silent for 31 s",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2 is lost",
+    ),
+    (
+        "suspect",
+        SPAN,
+        replace(on("n2", "ib-a", gpus=8), state=NodeState.SUSPECT, session=None, why="its stream is closed"),
+        Rule.SUSPECT,
+        f"suspect {SINCE}: its stream is closed",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2 is suspect",
+    ),
+    (
+        "not back yet",
+        SPAN,
+        replace(on("n2", "ib-a", gpus=8), session=None, heard_at_s=0.0),
+        Rule.OFFLINE,
+        "not connected: its agent has not come back yet",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2 is not connected",
+    ),
+    (
+        "not probed",
+        SPAN,
+        on("n2", "ib-a", gpus=8, probed=False),
+        Rule.UNPROBED,
+        "has not said yet which engines it has",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2 has not said yet which engines it has",
+    ),
+    (
+        "other labels",
+        model("m", profile(nodes=2, gpus_per_node=4, node_selector={"rack": "r1"})),
+        on("n2", "ib-a", gpus=8, labels={"rack": "r2"}),
+        Rule.LABELS,
+        "label rack is r2, not r1",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2: label rack is r2, not r1",
+    ),
+    (
+        "no engine",
+        SPAN,
+        on("n2", "ib-a", gpus=8, engines=(engine("llamacpp"),)),
+        Rule.ENGINE,
+        "has no sim (it has llamacpp)",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2: has no sim (it has llamacpp)",
+    ),
+    (
+        "engine on its way",
+        SPAN,
+        on("n2", "ib-a", gpus=8, engines=(engine("sim", EngineState.DOWNLOADING, DOWNLOADING),)),
+        Rule.ENGINE,
+        f"installing: {DOWNLOADING}",
+        f"ib-a has 2 of 2 nodes with 4 free GPUs but n2: installing: {DOWNLOADING}",
+    ),
+    (
+        "port down",
+        SPAN,
+        on("n2", "ib-a", gpus=8, hcas=(port("mlx5_0"), port("mlx5_1", "DOWN", problem="down (Disabled)"))),
+        Rule.FABRIC,
+        "adapter mlx5_1 port 1 is DOWN (down (Disabled))",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2: adapter mlx5_1 port 1 is DOWN (down (Disabled))",
+    ),
+    (
+        "adapter gone",
+        SPAN,
+        on("n2", "ib-a", gpus=8, hcas=(port("mlx5_0"),)),
+        Rule.FABRIC,
+        "adapter mlx5_1 is not there",
+        "ib-a has 2 of 2 nodes with 4 free GPUs but n2: adapter mlx5_1 is not there",
+    ),
+    (
+        "port down, and short of GPUs besides: the first rule counts",
+        SPAN,
+        on("n2", "ib-a", gpus=3, hcas=(port("mlx5_0"), port("mlx5_1", "INIT"))),
+        Rule.FABRIC,
+        "adapter mlx5_1 port 1 is INIT",
+        f"{ONE_OF_TWO}; nearest n2: adapter mlx5_1 port 1 is INIT",
+    ),
+    (
+        "an old shard",
+        SPAN,
+        on("n2", "ib-a", gpus=8, shards=(observed("x-aaaaa/1", 3, ShardState.READY),)),
+        Rule.LEFTOVER,
+        "still runs x-aaaaa/1, which has no place there any more: waits until it has ended",
+        f"{ONE_OF_TWO}; nearest n2: still runs x-aaaaa/1, which has no place there any more: waits until it has ended",
+    ),
+    (
+        "too few GPUs",
+        SPAN,
+        on("n2", "ib-a", gpus=3),
+        Rule.GPUS,
+        "3 of 3 GPUs free, 4 needed",
+        f"{ONE_OF_TWO}; nearest n2: 3 of 3 GPUs free, 4 needed",
+    ),
+    (
+        "a broken GPU",
+        SPAN,
+        on("n2", "ib-a", gpus=[gpu(0), gpu(1), gpu(2), gpu(3, problem="GPU is lost")]),
+        Rule.GPUS,
+        "3 of 4 GPUs free, 4 needed (GPU 3: GPU is lost)",
+        f"{ONE_OF_TWO}; nearest n2: 3 of 4 GPUs free, 4 needed (GPU 3: GPU is lost)",
+    ),
+    (
+        "too little memory",
+        model("m", profile(nodes=2, gpus_per_node=4, memory_bytes=8 * GIB)),
+        on("n2", "ib-a", gpus=8, memory_gib=8),
+        Rule.MEMORY,
+        "7.5 GiB of memory free, 8 GiB needed",
+        "ib-a has 1 of 2 nodes with 4 free GPUs and 8 GiB of free memory; "
+        "nearest n2: 7.5 GiB of memory free, 8 GiB needed",
+    ),
+    (
+        "too few ports",
+        SPAN,
+        on("n2", "ib-a", gpus=8, ports="20000-20050"),
+        Rule.PORTS,
+        "its ports 20000-20050 are fewer than the 100 that a shard needs",
+        f"{ONE_OF_TWO}; nearest n2: its ports 20000-20050 are fewer than the 100 that a shard needs",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "second", "rule", "words", "summary"),
+    [case[1:] for case in UNSATISFIABLE],
+    ids=[case[0] for case in UNSATISFIABLE],
+)
+def test_what_spans_nodes_and_finds_no_place_names_the_first_failed_rule_and_the_nearest_fit(
+    spec: ModelSpec, second: Node, rule: Rule, words: str, summary: str
+) -> None:
+    """Waiting for ever with no useful reason is the worst of answers."""
+    first = on("n1", "ib-a", gpus=8, labels={"rack": "r1"})
+    refusal = place(cluster([first, second], [spec], grace_until_s=1030.0), spec, later(1))
+    assert isinstance(refusal, Refusal)
+    (refused,) = refusal.profiles
+    assert (refused.nodes, [fabric.fabric for fabric in refused.fabrics]) == ((), ["ib-a"])
+    (fabric,) = refused.fabrics
+    assert (fabric.able, fabric.needed) == (1, 2)
+    assert [(each.node, each.rule, each.words) for each in fabric.nodes] == [
+        ("n1", Rule.ALONE, ALONE),
+        ("n2", rule, words),
+    ]
+    assert refusal.summary == refused.summary == fabric.summary == summary
+
+
+def test_the_line_over_two_fabrics_reads_as_the_operators_know_it() -> None:
+    nodes = [
+        on("llmgw-node01", "ib-a", gpus=4),
+        on("llmgw-node02", "ib-a", gpus=2),
+        replace(on("llmgw-node03", "ib-b", gpus=4), state=NodeState.DRAINING),
+        on("llmgw-node04", "ib-b", gpus=4),
+    ]
+    drains = {"llmgw-node03": Drain(node="llmgw-node03", since=NOW.wall_s)}
+    refusal = place(cluster(nodes, [SPAN], drains=drains), SPAN, NOW)
+    assert isinstance(refusal, Refusal)
+    assert refusal.summary == (
+        "ib-a has 1 of 2 nodes with 4 free GPUs; ib-b has 2 of 2 but llmgw-node03 is draining; "
+        "nearest llmgw-node02 on ib-a: 2 of 2 GPUs free, 4 needed"
+    )
+
+
+def test_nodes_on_no_fabric_are_told_apart_and_each_node_is_in_the_tree() -> None:
+    nodes = [on("n1", "ib-a", gpus=8), node("n2", gpus=8), node("n3", gpus=8, engines=())]
+    refusal = place(cluster(nodes, [SPAN]), SPAN, NOW)
+    assert isinstance(refusal, Refusal)
+    assert refusal.summary == ONE_OF_TWO
+    first, rest = refusal.profiles[0].fabrics
+    assert [each.node for each in first.nodes] == ["n1"]
+    assert (rest.fabric, rest.summary) == (NO_FABRIC, "2 nodes are on no fabric")
+    assert [(each.node, each.rule, each.words) for each in rest.nodes] == [
+        ("n2", Rule.FABRIC, "is on no fabric: takes replicas of a single node only"),
+        ("n3", Rule.ENGINE, "has no sim"),
+    ]
+    nowhere = place(cluster([], [SPAN]), SPAN, NOW)
+    assert isinstance(nowhere, Refusal)
+    assert nowhere.summary == "no node is registered"
+
+
+def test_many_nodes_and_fabrics_make_a_line_that_can_still_be_read() -> None:
+    down = [lost(on(f"n{number}", "ib-a", gpus=8)) for number in range(5)]
+    refusal = place(cluster([*down, on("n9", "ib-a", gpus=8)], [SPAN]), SPAN, NOW)
+    assert isinstance(refusal, Refusal)
+    assert refusal.summary == "ib-a has 6 nodes with 4 free GPUs (2 needed) but 5 are lost"
+    many = [on(f"n{number}", f"ib-{number}", gpus=4 if number == 7 else number % 4) for number in range(9)]
+    refusal = place(cluster(many, [SPAN]), SPAN, NOW)
+    assert isinstance(refusal, Refusal)
+    assert refusal.summary == (
+        "ib-2 has 0 of 2 nodes with 4 free GPUs; ib-3 has 0 of 2; ib-7 has 1 of 2; 6 more fabrics have no place either"
+    )

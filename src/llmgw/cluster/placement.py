@@ -123,6 +123,12 @@ class Planner:
         self._capacity.give_back(replica)
         self._full.clear()
 
+    def hold(self, replica: Replica) -> None:
+        """Take back what was released, before anything else was placed."""
+        for placement in replica.placements:
+            if placement.node in self._capacity.rooms:
+                self._capacity.take(replica.model, placement)
+
     def holds_weights(self, spec: ModelSpec, placed: Placed) -> bool:
         """True where nothing need be fetched: each node holds the model's source, or none is needed."""
         source = source_needed(spec, placed.profile)

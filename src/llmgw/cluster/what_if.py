@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import away, judged
-from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
+from llmgw.cluster.model import Cluster, Instant, Placement, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.refusal import Refusal
 from llmgw.cluster.rolling import outdated
-from llmgw.cluster.scaling import standing, wanted
+from llmgw.cluster.scaling import by_model, standing, wanted
 from llmgw.cluster.supposing import Addition, Changes, NotSupposable, suppose
 from llmgw.cluster.wording import count
 
@@ -121,7 +121,7 @@ def _would_move(outcome: _Outcome, placed: Placed) -> WouldMove:
         replica=outcome.name,
         model=outcome.model,
         from_nodes=outcome.moves_from,
-        to_nodes=tuple(placement.node for placement in placed.placements),
+        to_nodes=_nodes(placed.placements),
         weights_there=outcome.weights_there,
         why=outcome.why,
         fabric=placed.fabric,
@@ -133,7 +133,7 @@ def _would_fit(outcome: _Outcome, placed: Placed) -> WouldFit:
     return WouldFit(
         replica=outcome.name,
         model=outcome.model,
-        to_nodes=tuple(placement.node for placement in placed.placements),
+        to_nodes=_nodes(placed.placements),
         weights_there=outcome.weights_there,
         fabric=placed.fabric,
     )
@@ -149,6 +149,9 @@ def _would_not_fit(before: _Plan, after: _Plan) -> tuple[WouldNotFit, ...]:
 
 
 # -- one plan
+
+_LAST = 1 << 30
+"""Number of replicas that are not made yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,8 @@ def _plan(cluster: Cluster) -> _Plan:
     plan, planner = _Plan(), Planner(cluster)
     specs = {spec.name: spec for spec in cluster.catalog.models}
     models = sorted(specs.keys() | {replica.model for replica in cluster.replicas.values()})
-    stays = {model: _staying(cluster, model, plan) for model in models}
+    replicas = by_model(cluster)
+    stays = {model: _staying(cluster, model, replicas.get(model, []), plan) for model in models}
     counted = {replica.id for replicas in stays.values() for replica in replicas}
     for replica in cluster.replicas.values():
         if replica.id not in counted and replica.replaces not in counted:
@@ -187,49 +191,78 @@ def _plan(cluster: Cluster) -> _Plan:
     }
     for replica_id in uprooted:
         planner.release(cluster.replicas[replica_id])
-    for model in models:
-        spec = specs.get(model)
-        if spec is None:
-            continue
-        for replica in sorted(stays[model], key=lambda each: (each.number, each.id)):
-            outcome = _outcome(cluster, planner, spec, replica, uprooted.get(replica.id, ""))
-            if outcome is not None:
-                plan.outcomes[model, replica.number, replica.id] = outcome
+    in_order = [
+        (specs[model], replica)
+        for model in models
+        if model in specs
+        for replica in sorted(stays[model], key=lambda each: (each.number, each.id))
+    ]
+    # What is rolled over gets its place before what has none, as in the cluster itself.
+    _roll(
+        plan,
+        planner,
+        [
+            (spec, replica, changed)
+            for spec, replica in in_order
+            if replica.placements and replica.id not in uprooted and (changed := outdated(cluster, replica))
+        ],
+    )
+    for spec, replica in in_order:
+        if not replica.placements or replica.id in uprooted:
+            outcome = _placed_anew(planner, spec, replica, uprooted.get(replica.id, ""))
+            plan.outcomes[spec.name, replica.number, replica.id] = outcome
+    for model, spec in sorted(specs.items()):
         for number in range(wanted(cluster, model) - len(stays[model])):
             placed = planner.find(spec)
             there = placed is not None and planner.holds_weights(spec, placed)
-            plan.outcomes[model, 1 << 30, f"{number:06}"] = _Outcome(f"{model} (new)", model, placed, there)
+            plan.outcomes[model, _LAST, f"{number:06}"] = _Outcome(f"{model} (new)", model, placed, there)
     short = {outcome.model for outcome in plan.outcomes.values() if outcome.placed is None}
     plan.refusals = {model: planner.refusal(specs[model]) for model in sorted(short)}
     return plan
 
 
-def _outcome(cluster: Cluster, planner: Planner, spec: ModelSpec, replica: Replica, uprooted: str) -> _Outcome | None:
-    """Where a replica would go; None where it stays."""
-    nodes = tuple(placement.node for placement in replica.placements)
-    why, downtime = uprooted, False
-    if uprooted:
+def _roll(plan: _Plan, planner: Planner, due: list[tuple[ModelSpec, Replica, str]]) -> None:
+    """Round by round: an original that has gone may make room for the replacement of another."""
+    while due:
+        left = []
+        for spec, replica, changed in due:
+            outcome = plan.outcomes[spec.name, replica.number, replica.id] = _rolled(planner, spec, replica, changed)
+            if outcome.placed is None:
+                left.append((spec, replica, changed))
+        if len(left) == len(due):
+            return
+        due = left
+
+
+def _rolled(planner: Planner, spec: ModelSpec, replica: Replica, changed: str) -> _Outcome:
+    """Where the replacement of an outdated replica would go. Where there is no place at all, the original stays."""
+    placed = planner.find(spec)
+    planner.release(replica)
+    downtime = placed is None
+    if placed is None:
         placed = planner.find(spec)
-    elif not nodes:
-        last = tuple(placement.node for placement in replica.previous)
-        placed = planner.find(spec, Before(last, replica.taken_port) if last else None)
-    else:
-        changed = outdated(cluster, replica)
-        if not changed:
-            return None
-        why = f"the catalog would say otherwise: {changed}"
-        placed = planner.find(spec)
-        planner.release(replica)
         if placed is None:
-            downtime = True
-            placed = planner.find(spec)
+            planner.hold(replica)
     there = placed is not None and planner.holds_weights(spec, placed)
-    return _Outcome(replica.id, replica.model, placed, there, nodes, why, downtime and placed is not None)
+    why = f"the catalog would say otherwise: {changed}"
+    return _Outcome(replica.id, replica.model, placed, there, _nodes(replica.placements), why, downtime)
 
 
-def _staying(cluster: Cluster, model: str, plan: _Plan) -> list[Replica]:
+def _placed_anew(planner: Planner, spec: ModelSpec, replica: Replica, uprooted: str) -> _Outcome:
+    """Where a replica would go that has no place, or can't keep the one it has."""
+    before = Before(_nodes(replica.previous), replica.taken_port) if replica.previous and not uprooted else None
+    placed = planner.find(spec, before)
+    there = placed is not None and planner.holds_weights(spec, placed)
+    return _Outcome(replica.id, replica.model, placed, there, _nodes(replica.placements), uprooted)
+
+
+def _nodes(placements: tuple[Placement, ...]) -> tuple[str, ...]:
+    return tuple(placement.node for placement in placements)
+
+
+def _staying(cluster: Cluster, model: str, of_model: list[Replica], plan: _Plan) -> list[Replica]:
     """The model's replicas less those that would be too many: first such as are not ready, then the youngest."""
-    replicas = standing(cluster, model)
+    replicas = standing(replace(cluster, replicas={replica.id: replica for replica in of_model}), model)
     surplus = len(replicas) - wanted(cluster, model)
     if surplus <= 0:
         return replicas
@@ -243,8 +276,7 @@ def _staying(cluster: Cluster, model: str, plan: _Plan) -> list[Replica]:
     known = cluster.catalog.model(model) is not None
     why = f"{count(wanted(cluster, model), 'replica')} of {model} wanted" if known else f"{model} is not in the catalog"
     for replica in replicas[:surplus]:
-        nodes = tuple(placement.node for placement in replica.placements)
-        plan.stops[replica.id] = WouldStop(replica=replica.id, model=model, nodes=nodes, why=why)
+        plan.stops[replica.id] = WouldStop(replica=replica.id, model=model, nodes=_nodes(replica.placements), why=why)
     return replicas[surplus:]
 
 
