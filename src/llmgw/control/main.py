@@ -40,7 +40,6 @@ from llmgw.version import VERSION
 
 log = structlog.get_logger()
 
-HEARTBEAT_S = 5.0
 KEEP_AGAIN_S = 10.0
 
 
@@ -90,13 +89,12 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
         leadership=leadership,
         saved=saved,
         last_event=newest[-1].id if newest else None,
-        heartbeat_s=HEARTBEAT_S,
+        heartbeat_s=config.nodes.heartbeat_s,
     )
     plane.note("control.started", "", f"llmgw v{VERSION} leads, epoch {lead.epoch}{_after(lead)}")
     logs = Logs()
     desk = Desk(plane, logs)
     keeper = GatewayKeeper(path, folder, plane)
-    reloader = Reloader(path, config, plane, keeper.reload)
     token_hash = await _admin_token(folder, store, lead.epoch, None if new_token else saved.admin_token_hash)
     link = LinkServer(
         listen=(config.listen.agents.host, config.listen.agents.port),
@@ -105,11 +103,17 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
         epoch=lead.epoch,
         delegate=desk,
         servers=config.advertise,
-        heartbeat_s=HEARTBEAT_S,
+        heartbeat_s=config.nodes.heartbeat_s,
         allow_serial=Serials(plane).allow,
     )
     await link.start()
     stack.push_async_callback(link.stop)
+
+    def reloaded(new: ServerConfig) -> None:
+        link.beat_every(new.nodes.heartbeat_s)
+        keeper.reload(new)
+
+    reloader = Reloader(path, config, plane, reloaded)
     app = make_app(Rooms(plane, desk, logs, reloader, token_hash))
     await stack.enter_async_context(_admin_listener(app, config))
     async with asyncio.TaskGroup() as group:

@@ -184,8 +184,20 @@ class Plane:
         self.note("certificate.entered", peer_id, f"certificate {serial} was seen for the first time and entered")
 
     def take_catalog(
-        self, catalog: Catalog, *, suspect_after_s: float, lost_after_s: float, in_flight_s: float
+        self,
+        catalog: Catalog,
+        *,
+        suspect_after_s: float,
+        lost_after_s: float,
+        in_flight_s: float,
+        heartbeat_s: float = 5.0,
     ) -> None:
+        if heartbeat_s != self._heartbeat_s:
+            # Nodes have kept to the slower beat so far: nobody is judged by the quicker one before they know of it.
+            patience_s = self._grace_s(self.cluster)
+            self._heartbeat_s = heartbeat_s
+            grace = self.now().monotonic_s + patience_s
+            self.cluster = replace(self.cluster, grace_until_s=max(grace, self.cluster.grace_until_s))
         self.cluster = replace(
             self.cluster,
             catalog=catalog,

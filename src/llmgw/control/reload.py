@@ -53,6 +53,7 @@ class Reloader:
                 suspect_after_s=new.nodes.suspect_after_s,
                 lost_after_s=new.nodes.lost_after_s,
                 in_flight_s=new.drain.in_flight_s,
+                heartbeat_s=new.nodes.heartbeat_s,
             )
             self._plane.note("config.reloaded", "", "; ".join(changed) or "nothing changed")
 

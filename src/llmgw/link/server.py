@@ -116,6 +116,16 @@ class LinkServer:
         """The live session of this id in this role."""
         return self._peers.get((role, id))
 
+    def beat_every(self, heartbeat_s: float) -> None:
+        """Have peers beat at another pace. It is told at the welcome: nodes are asked to come in again for it."""
+        silent_s = SILENT_HEARTBEATS * heartbeat_s
+        if silent_s == self._silent_s:
+            return
+        self._silent_s = silent_s
+        self.registry.beat_every(heartbeat_s)
+        for peer in self.peers:
+            peer.close(f"heartbeats are wanted every {heartbeat_s:g} s from now on: connect again")
+
     @property
     def peers(self) -> list[Peer]:
         return list(self._peers.values())

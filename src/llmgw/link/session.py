@@ -87,6 +87,10 @@ class Registry:
         self._live: dict[tuple[str, str], Session] = {}
         self._last_number = 0
 
+    def beat_every(self, heartbeat_s: float) -> None:
+        """What whoever is welcomed from now on is asked to beat at."""
+        self._heartbeat_s = heartbeat_s
+
     def live(self, role: str, id: str) -> Session | None:
         return self._live.get((role, id))
 
