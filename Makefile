@@ -12,13 +12,13 @@ endif
 # Compiled once, here: some environments forbid Python to keep what it compiles, and every start would do it again.
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench lock clean
+.PHONY: up test check format bench soak-cluster lock clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff check src tests benchmarks
@@ -29,6 +29,9 @@ check: .venv/dev
 format: .venv/dev
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+soak-cluster: .venv/dev
+	$(BIN)/python -m tests.cluster.net.soak $(ARGS)
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/gateway/run.py $(ARGS)

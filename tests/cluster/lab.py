@@ -195,8 +195,9 @@ class Lab:
         return f"http://127.0.0.1:{self.ports['gateway']}/v1"
 
     def replica(self, model: str = "sim") -> dict[str, Any]:
+        """One of the model's replicas: a ready one, if there is any."""
         found = [replica for replica in self.get("replicas") if replica["model"] == model]
-        return found[0] if found else {}
+        return min(found, key=lambda replica: str(replica["state"]) != "ready", default={})
 
     def ready(self, model: str = "sim", within_s: float = 60.0) -> dict[str, Any]:
         """The model's one replica, once it is ready and every gateway has been told."""

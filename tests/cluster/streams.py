@@ -32,7 +32,9 @@ def start_streams(lab: Lab, key: str, count: int, tokens: int, model: str = "sim
     """Returns once every stream has had its first token."""
     streams = [Stream() for _ in range(count)]
     for stream in streams:
-        stream.thread = threading.Thread(target=_run, args=(stream, lab.endpoint, key, tokens, model), daemon=True)
+        stream.thread = threading.Thread(
+            target=run_stream, args=(stream, lab.endpoint, key, tokens, model), daemon=True
+        )
         stream.thread.start()
     for stream in streams:
         assert stream.begun.wait(60), f"a stream did not begin: {stream.error}"
@@ -45,7 +47,7 @@ def ask(lab: Lab, key: str, timeout_s: float = 60.0, model: str = "sim") -> http
         return client.post(f"{lab.endpoint}/chat/completions", headers=_headers(key), json=_body(model, 5))
 
 
-def _run(stream: Stream, endpoint: str, key: str, tokens: int, model: str) -> None:
+def run_stream(stream: Stream, endpoint: str, key: str, tokens: int, model: str) -> None:
     body = {**_body(model, tokens), "stream": True}
     try:
         with (
