@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmgw.cluster.beside import Round, has_served, nodes_of, replacement
 from llmgw.cluster.drain import UNDER_WAY, blocked, may_stop_first, planned, to_move, waiting_words
-from llmgw.cluster.lifecycle import ENDED, start_draining
+from llmgw.cluster.lifecycle import ENDED, RUNNING, observed, start_draining
 from llmgw.cluster.model import (
     Cluster,
     Drain,
@@ -40,6 +40,7 @@ def carry_on(turn: Round) -> None:
             step.note("drain.ended", key, f"{key} is not drained any more: it has been removed")
         else:
             before = step.drains[key]
+            _take_back(step, node)
             after = _settled(step, node, _begun(turn, _followed(turn, before)))
             if after != before:
                 step.drains[key] = after
@@ -58,6 +59,16 @@ def _waits_to_retry(move: Move, now: Instant) -> bool:
     """After a replacement failed for good. Not for longer where the wall clock was set back meanwhile."""
     failed = move.state is MoveState.BLOCKED and move.replacement is not None
     return failed and move.since <= now.wall_s < move.since + TRY_AGAIN_S
+
+
+def _take_back(step: Step, node: Node) -> None:
+    """What was placed on the node and not taken up by it, or forgotten before it was started, is not begun there any
+    more: it is made elsewhere."""
+    for replica in to_move(step.replicas.values(), node.id):
+        if replica.state in RUNNING and node.session is not None and not has_served(replica):
+            ranks = (rank for rank, placement in enumerate(replica.placements) if placement.node == node.id)
+            if any(observed(node, replica, rank) is None for rank in ranks):
+                start_draining(step, replica, f"{node.id} is to be drained, and has not begun with it")
 
 
 # -- following what goes on

@@ -58,19 +58,20 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
     fold_all(step)
     decide_on_lost(step)
     _replicas(step)
-    _settle_drained(step)
     return step.actions()
 
 
 def _replicas(step: Step) -> None:
-    """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once."""
+    """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once, or while what
+    was said of a node in a refusal is no longer so."""
     for _ in range(_ROUNDS):
-        before = dict(step.replicas)
+        replicas, nodes = dict(step.replicas), dict(step.nodes)
         replaces = replace_outgoing(step)
         scale(step)
         let_go(step)
         _place(step)
-        if not replaces or step.replicas == before:
+        _settle_drained(step)
+        if step.nodes == nodes and (not replaces or step.replicas == replicas):
             return
 
 
