@@ -9,7 +9,7 @@ import pytest
 
 from llmgw.cluster.actions import Note
 from llmgw.cluster.derived import unconfirmed
-from llmgw.cluster.model import Cluster, Drain, NodeState, ReplicaState, ShardPeer, ShardState
+from llmgw.cluster.model import Cluster, Drain, DrainState, NodeState, ReplicaState, ShardPeer, ShardState
 from llmgw.cluster.reconcile import desired, next_wake_s, reconcile, routes
 from llmgw.cluster.returning import WHOLE_WITHIN_S
 
@@ -130,12 +130,27 @@ def test_one_of_a_single_node_is_never_held_back() -> None:
     assert desired(state, "n1")[0].peers == ()
 
 
+WAITING = Drain(node="n2", since=0.0, state=DrainState.WAITING, wait=True)
+"""There is no other place for what has a rank there, so it stays."""
+
+
 def test_prepared_ranks_are_not_started_on_a_node_that_is_to_be_emptied() -> None:
-    state = settled(replace(lab(), nodes={**lab().nodes}))
-    state = replace(state, drains={"n2": Drain(node="n2", since=0.0, wait=True)})
-    state = reported(state, S.PREPARING, prepared=True)
-    after = {shard.go for name in ("n1", "n2") for shard in desired(settled(state), name)}
-    assert True not in after
+    state = replace(settled(reported(settled(lab()), S.PREPARING)), drains={"n2": WAITING})
+    state = settled(reported(state, S.PREPARING, prepared=True))
+    assert (only(state).state, only(state).why) == (
+        ReplicaState.PREPARING,
+        "all 2 ranks are prepared; not started, as n2 is to be emptied",
+    )
+    assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [False, False]
+    state = settled(replace(state, drains={}))
+    assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [True, True]
+
+
+def test_what_a_node_that_is_to_be_emptied_has_not_taken_up_is_not_asked_of_it() -> None:
+    state = with_node(settled(lab()), "n2", state=NodeState.DRAINING)
+    assert (len(desired(state, "n1")), desired(state, "n2")) == (1, ())
+    state = with_node(reported(settled(lab()), S.PREPARING), "n2", state=NodeState.DRAINING)
+    assert (len(desired(state, "n1")), len(desired(state, "n2"))) == (1, 1)
 
 
 # -- ready
@@ -208,7 +223,8 @@ def test_four_ranks_that_die_in_any_order_end_as_one_generation(order: tuple[int
 
 
 def ways_to_die() -> list[tuple[str, str]]:
-    return list(product(("crash", "agent back without", "power"), repeat=2))
+    ways = ("crash", "agent back without", "power")
+    return list(product(ways, ways))
 
 
 @pytest.mark.parametrize("ways", ways_to_die())

@@ -34,6 +34,7 @@ _PROGRESS = {
     ShardState.READY: ReplicaState.READY,
 }
 _ORDER = (ReplicaState.PLACING, ReplicaState.PREPARING, ReplicaState.STARTING, ReplicaState.READY)
+_RUNS = STARTED | {ShardState.STOPPING}
 _LAST_LINES = 5
 _ERROR = re.compile(r"\bE\b|error|fail|fatal|exception|can't|cannot", re.IGNORECASE)
 
@@ -166,35 +167,43 @@ def progress(
     """State of a replica none of whose shards has failed: that of the rank which is furthest behind, in its words.
 
     Ranks of several nodes are started together: none of them before all have said that they are prepared, and from
-    then on the replica is starting, whatever they still say.
+    then on the replica is starting, whatever they still say. Nothing new starts on a node that is to be emptied.
     """
-    ranks = range(len(shards))
     states = [ReplicaState.PLACING if shard is None else _PROGRESS[shard.state] for shard in shards]
-    if len(shards) > 1 and (_started(replica, shards) or _all_prepared(nodes, shards)):
-        if all(state in (ReplicaState.PLACING, ReplicaState.PREPARING) for state in states):
-            return ReplicaState.STARTING, f"all {len(shards)} ranks are prepared: starting together"
-        states = [max(state, ReplicaState.STARTING, key=_ORDER.index) for state in states]
-    rank = min(ranks, key=lambda rank: (_ORDER.index(states[rank]), _is_prepared(shards[rank])))
-    node, shard = nodes[rank], shards[rank]
-    which = f"rank {rank}: " if len(shards) > 1 else ""
+    if len(shards) > 1:
+        if (together := _before_they_run(replica, nodes, shards)) is not None:
+            return together
+        if _started(replica, shards):
+            states = [max(state, ReplicaState.STARTING, key=_ORDER.index) for state in states]
+    rank = min(range(len(shards)), key=lambda rank: (_ORDER.index(states[rank]), _is_prepared(shards[rank])))
+    shard = shards[rank]
     if shard is None:
         missing = ", ".join(node.id for node, shard in zip(nodes, shards, strict=True) if shard is None)
         return states[rank], f"on {missing}: waits for its agent to take it up"
     if states[rank] is not ReplicaState.READY:
-        return states[rank], f"{which}{shard.why or shard.state.value} on {node.id}"
-    first = shards[0]
-    if first is None or first.endpoint is None:
+        which = f"rank {rank}: " if len(shards) > 1 else ""
+        return states[rank], f"{which}{shard.why or shard.state.value} on {nodes[rank].id}"
+    if shards[0] is None or shards[0].endpoint is None:
         return ReplicaState.STARTING, f"its shard on {nodes[0].id} says that it is ready, but not at which address"
     return ReplicaState.READY, f"ready on {', '.join(node.id for node in nodes)}"
 
 
+def _before_they_run(
+    replica: Replica, nodes: Sequence[Node], shards: Sequence[ObservedShard | None]
+) -> tuple[ReplicaState, str] | None:
+    """Of ranks that are all prepared, or were told to start and none has yet; None: it is said rank by rank."""
+    told, prepared = _started(replica, shards), all(map(_is_prepared, shards))
+    emptied = ", ".join(node.id for node in nodes if node.state in EMPTIED)
+    if prepared and emptied and not told:
+        words = f"all {len(shards)} ranks are prepared; not started, as {emptied} is to be emptied"
+        return ReplicaState.PREPARING, words
+    if prepared or (told and not any(shard is not None and shard.state in _RUNS for shard in shards)):
+        return ReplicaState.STARTING, f"all {len(shards)} ranks are prepared: starting together"
+    return None
+
+
 def _is_prepared(shard: ObservedShard | None) -> bool:
     return shard is not None and shard.state is ShardState.PREPARING and shard.prepared
-
-
-def _all_prepared(nodes: Sequence[Node], shards: Sequence[ObservedShard | None]) -> bool:
-    """Nothing new starts on a node that is to be emptied, prepared or not."""
-    return all(map(_is_prepared, shards)) and not any(node.state in EMPTIED for node in nodes)
 
 
 def _count_down(step: Step, replica: Replica) -> None:
