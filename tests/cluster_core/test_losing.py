@@ -32,9 +32,9 @@ from .building import (
 S = ShardState
 
 
-def two_nodes(**fields: object) -> Cluster:
+def two_nodes() -> Cluster:
     """A replica on n1, with room for another on n2."""
-    return ready(cluster([node("n1", memory_gib=32), node("n2")], [model(**fields)]))
+    return ready(cluster([node("n1", memory_gib=32), node("n2")], [model()]))
 
 
 def lost(state: Cluster, *names: str) -> Cluster:

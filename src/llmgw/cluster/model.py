@@ -343,7 +343,7 @@ class Replica:
     Belongs to this control plane's clock, and is not stored."""
     whole_by_s: float = 0.0
     """While lost, and some of its nodes are back: monotonic time until which the others may follow. 0: none is back.
-    Belongs to this control plane's clock; what an earlier one stored is counted anew."""
+    Belongs to this control plane's clock, and is not stored."""
     story: tuple[StoryLine, ...] = ()
 
     def shard_id(self, rank: int) -> str:

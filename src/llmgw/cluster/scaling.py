@@ -78,7 +78,9 @@ def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
 
 
 def _make(step: Step, model: str) -> None:
-    step.put(new_replica(step, model, f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted"))
+    why = f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted"
+    lost = sorted(replica.id for replica in step.replicas.values() if replica.model == model and replica.lost)
+    step.put(new_replica(step, model, why + (f", and {', '.join(lost)} lost with its nodes" if lost else "")))
 
 
 def new_replica(step: Step, model: str, why: str) -> Replica:
