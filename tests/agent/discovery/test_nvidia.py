@@ -231,7 +231,52 @@ async def test_falling_back_from_nvml_is_said_with_what_it_costs(nvml: pytest.Mo
     assert (len(report.gpus), report.source) == (8, "nvidia-smi")
     (warning,) = report.warnings
     assert warning.startswith("NVML can't be read (")
-    assert warning.endswith("): nvidia-smi used instead; NVLink groups are unknown")
+    assert warning.endswith("): nvidia-smi used instead; which GPUs NVLink joins is not known")
+
+
+async def test_nvidia_smi_tells_which_gpus_nvlink_joins(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.setenv("NVML_MACHINE", "mismatch")
+    smi = write_nvidia_smi(tmp_path, {"topo\\ -m": (0, "../topo/h100x8.txt"), "*": (0, "h100x8.csv")})
+    report = await look(tmp_path, smi, nvml=True)
+    assert report.gpus is not None
+    assert [gpu.nvlink_group for gpu in report.gpus] == [0] * 8
+    assert [gpu.numa_node for gpu in report.gpus] == [0] * 4 + [1] * 4
+    (warning,) = report.warnings
+    assert warning.endswith("): nvidia-smi used instead")
+
+
+async def test_what_the_kernel_says_of_a_gpus_numa_node_comes_before_the_drivers_word(tmp_path: Path) -> None:
+    write_tree(tmp_path / "sys/bus/pci/devices", {"0000:18:00.0/numa_node": "3\n", "0000:2a:00.0/numa_node": "-1\n"})
+    smi = write_nvidia_smi(tmp_path, {"topo\\ -m": (0, "../topo/h100x8.txt"), "*": (0, "h100x8.csv")})
+    report = await look(tmp_path, smi)
+    assert report.gpus is not None
+    assert [gpu.numa_node for gpu in report.gpus] == [3, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("echo 'Failed to run topology matrix'; exit 255", "Failed to run topology matrix"),
+        ("exec sleep 60", "nvidia-smi did not end in time"),
+    ],
+)
+async def test_gpus_are_found_though_nobody_tells_how_they_are_joined(tmp_path: Path, answer: str, words: str) -> None:
+    body = f'case "$*" in topo*) {answer};; esac; cat {FIXTURES / "nvidia_smi/h100x8.csv"}'
+    report = await look(tmp_path, write_script(tmp_path / "nvidia-smi", body), limit_s=1.5)
+    assert report.gpus is not None
+    assert [gpu.nvlink_group for gpu in report.gpus] == [None] * 8
+    (warning,) = report.warnings
+    assert warning.startswith("how the GPUs are joined is not known: ")
+    assert words in warning
+
+
+async def test_a_lone_gpu_is_not_asked_about_its_links(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    body = f'case "$*" in topo*) touch {asked};; esac; cat {FIXTURES / "nvidia_smi/gh200.csv"}'
+    report = await look(tmp_path, write_script(tmp_path / "nvidia-smi", body))
+    assert report.gpus is not None
+    assert len(report.gpus) == 1
+    assert not asked.exists()
 
 
 async def test_a_mismatch_that_both_see_is_said_once(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Device:
     mig: bool = False
     instances: tuple[Instance, ...] = ()
     nvlink_peers: tuple[int, ...] = ()
+    numa_node: int | None = None
+    """As the driver has it; what the kernel says of the card's place on the bus comes first."""
     problem: str | None = None
 
 
@@ -136,7 +138,7 @@ def _to_gpu(device: Device, machine_bytes: int, root: Path, architecture: str, n
         memory_bytes=machine_bytes if shared else device.memory_bytes,
         memory_shared=shared,
         nvlink_group=nvlink_group,
-        numa_node=_numa_node(root, device.bus_id),
+        numa_node=device.numa_node if (numa := _numa_node(root, device.bus_id)) is None else numa,
         problem=problem,
     )
 

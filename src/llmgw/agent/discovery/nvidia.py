@@ -48,11 +48,10 @@ async def find_gpus(settings: DiscoverySettings, machine_memory_bytes: int, arch
         return _silent(driver, f"{smi} can't be run ({error})")
     except SmiFailed as error:
         return _silent(driver, str(error))
-    fallback = (
-        (f"NVML can't be read ({nvml_problem}): nvidia-smi used instead; NVLink groups are unknown",)
-        if nvml_problem is not None and answer.devices
-        else ()
-    )
+    fallback: tuple[str, ...] = ()
+    if nvml_problem is not None and answer.devices:
+        cost = "" if answer.links_known else "; which GPUs NVLink joins is not known"
+        fallback = (f"NVML can't be read ({nvml_problem}): nvidia-smi used instead{cost}",)
     return report(answer.devices, "nvidia-smi", answer.driver, (*fallback, *answer.warnings))
 
 

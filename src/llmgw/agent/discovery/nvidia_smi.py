@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmgw.agent.discovery.files import names_in, read_text
 from llmgw.agent.discovery.gpus import Device
-from llmgw.agent.discovery.probe import Output, run_probe
+from llmgw.agent.discovery.probe import Output, ProbeHung, ProbeMissing, run_probe
 from llmgw.agent.discovery.smi_text import (
     CORE_FIELDS,
     FIELDS,
@@ -22,6 +22,7 @@ from llmgw.agent.discovery.smi_text import (
     parse_instances,
     parse_lost,
 )
+from llmgw.agent.discovery.topology_text import GpuLinks, parse_topology
 
 _BAD_FIELD = 2
 
@@ -35,6 +36,8 @@ class SmiAnswer:
     devices: tuple[Device, ...]
     driver: str | None
     warnings: tuple[str, ...] = ()
+    links_known: bool = False
+    """It said how its GPUs are joined. Always so for a single one."""
 
 
 def find_nvidia_smi(stated: str | None) -> str | None:
@@ -62,9 +65,15 @@ async def ask_nvidia_smi(path: str, limit_s: float, root: Path) -> SmiAnswer:
         raise SmiFailed(explain_failure(output.status, output.stdout + "\n" + output.stderr))
     if any(device.mig for device in devices):
         devices = _with_instances(devices, (await smi.run("-L")).stdout)
-    devices = _with_lost(devices, lost, root)
     warning = explain_status(output.status) if not lost else None
-    return SmiAnswer(devices, parse_driver(output.stdout, fields), (f"nvidia-smi: {warning}",) if warning else ())
+    warnings = (f"nvidia-smi: {warning}",) if warning else ()
+    driver = parse_driver(output.stdout, fields)
+    known, of_links = True, ""
+    if len(devices) > 1:
+        devices, known, of_links = await _with_links(smi, devices)
+        of_links = "" if lost else of_links  # what is lost is said already
+    devices = _with_lost(devices, lost, root)
+    return SmiAnswer(devices, driver, (*warnings, of_links) if of_links else warnings, links_known=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,26 @@ class _Smi:
         return await run_probe(
             "nvidia-smi", (os.fspath(self.path), *arguments), max(0.1, self.deadline - time.monotonic())
         )
+
+
+async def _with_links(smi: _Smi, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], bool, str]:
+    """The devices with what joins them, whether that is known, and what went wrong. GPUs are GPUs without it."""
+    try:
+        output = await smi.run("topo", "-m")
+    except (ProbeHung, ProbeMissing) as error:
+        return devices, False, f"how the GPUs are joined is not known: nvidia-smi topo -m: {error}"
+    links = parse_topology(output.stdout)
+    if not links:
+        said = f"{output.stdout}\n{output.stderr}"
+        # Stand-ins print the CSV whatever they are asked, or fail without a word: nothing is wrong with these.
+        if output.status == 0 or not said.strip() or parse_devices(output.stdout):
+            return devices, False, ""
+        return devices, False, f"how the GPUs are joined is not known: {explain_failure(output.status, said)}"
+    return tuple(_linked(device, links.get(device.index)) for device in devices), True, ""
+
+
+def _linked(device: Device, links: GpuLinks | None) -> Device:
+    return device if links is None else replace(device, nvlink_peers=links.nvlink_peers, numa_node=links.numa_node)
 
 
 def _with_instances(devices: Sequence[Device], listing: str) -> tuple[Device, ...]:
