@@ -107,6 +107,21 @@ def test_a_plan_counts_what_it_has_placed_itself() -> None:
     assert "n1" not in lab.state.drains
 
 
+def test_the_largest_are_planned_first_so_that_small_ones_do_not_break_up_their_room() -> None:
+    large = model("z-large", profile(gpus_per_node=2, node_selector={"pool": "big"}))
+    lab = Lab([node("n1", gpus=3, labels={"pool": "big"})], [model("a-small", ONE), large])
+    lab.run()
+    lab.add(node("n2", gpus=2, labels={"pool": "big"}))
+    lab.add(node("n3", gpus=8))
+    lab.drain("n1")
+    assert [(move.model, move.targets) for move in lab.state.drains["n1"].moves] == [
+        ("z-large", ("n2",)),
+        ("a-small", ("n3",)),
+    ]
+    lab.run()
+    assert lab.is_drained("n1")
+
+
 def test_an_empty_node_is_drained_at_once() -> None:
     lab = roomy()
     assert lab.drain("n2").why == "nothing is placed on n2"

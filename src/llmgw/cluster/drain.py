@@ -27,7 +27,7 @@ def plan(
     force: bool = False,
     wait: bool = False,
 ) -> Drain:
-    """What draining the node would do, replica by replica in the order of their ids, each on what those before it left.
+    """What draining the node would do, replica by replica, the largest first, each on what those before it left.
 
     The drain may be carried out as it stands where ``refusal`` of it is None. Of a node that is being drained already
     it is the same drain with these options: what is under way goes on. Changes nothing by itself.
@@ -50,15 +50,15 @@ def planned(cluster: Cluster, drain: Drain, now: Instant) -> Drain:
     """The drain with its moves planned anew, on a cluster in which its node takes nothing any more."""
     known = {move.replica: move for move in drain.moves}
     planner = Planner(cluster)
-    moves = {key: move for key, move in known.items() if move.state is MoveState.MOVED}
+    moves = [move for move in drain.moves if move.state is MoveState.MOVED]
     for replica in to_move(cluster.replicas.values(), drain.node):
         before = known.get(replica.id)
         if before is not None and before.state in UNDER_WAY:
-            moves[replica.id] = before
+            moves.append(before)
             planner.release(replica)
         else:
-            moves[replica.id] = _as_it_was(before, _move(cluster, planner, drain, replica, now))
-    changed = replace(drain, moves=tuple(move for _, move in sorted(moves.items())))
+            moves.append(_as_it_was(before, _move(cluster, planner, drain, replica, now)))
+    changed = replace(drain, moves=tuple(moves))
     stuck = blocked(changed)
     if drain.state is DrainState.MOVING or not stuck:
         left = sum(move.state is not MoveState.MOVED for move in changed.moves)
@@ -91,12 +91,18 @@ def waiting_words(stuck: Iterable[Move]) -> str:
 
 
 def to_move(replicas: Iterable[Replica], node: str) -> list[Replica]:
-    """Replicas that hold a place on the node, if with one of several ranks alone, in the order of their ids. Not one
-    that was lost: whether it runs is not known before its nodes are back."""
+    """Replicas that hold a place on the node, if with one of several ranks alone; in the order in which they move: the
+    largest first, while what is free is least broken up. Not one that was lost: whether it runs is not known before
+    its nodes are back."""
     here = [
         replica for replica in replicas if not replica.lost and any(each.node == node for each in replica.placements)
     ]
-    return sorted(here, key=lambda replica: replica.id)
+    return sorted(here, key=lambda replica: (*_smallness(replica), replica.id))
+
+
+def _smallness(replica: Replica) -> tuple[int, int, int]:
+    profile = replica.profile
+    return (-profile.nodes, -profile.gpus_per_node, -(profile.memory_bytes or 0)) if profile is not None else (0, 0, 0)
 
 
 def may_stop_first(drain: Drain, replica: Replica) -> bool:

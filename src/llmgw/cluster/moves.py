@@ -79,7 +79,7 @@ def _followed(turn: Round, drain: Drain) -> Drain:
     known = {move.replica: move for move in drain.moves}
     for replica in to_move(turn.step.replicas.values(), drain.node):
         known.setdefault(replica.id, Move(replica=replica.id, model=replica.model, since=turn.step.now.wall_s))
-    moves = tuple(_follow(turn, drain, known[key]) for key in sorted(known))
+    moves = tuple(_follow(turn, drain, move) for move in known.values())
     state = drain.state
     if state is DrainState.DONE and any(move.state is not MoveState.MOVED for move in moves):
         state = DrainState.MOVING
