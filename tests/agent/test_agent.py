@@ -14,11 +14,12 @@ import pytest
 from llmgw.agent import main
 from llmgw.agent.discovery import discover, read_vitals, settings_of
 from llmgw.agent.main import Agent
-from llmgw.cluster.model import DesiredShard, Inventory, ObservedShard, ShardState, Vitals
+from llmgw.cluster.model import DesiredShard, Fabric, Inventory, ObservedShard, ShardState, Vitals
 from llmgw.config import AgentConfig, load_agent
 from llmgw.link.client import LinkError
 from llmgw.link.messages import Desired, Heartbeat, LogLines, LogsRequest, Observed, RoutesAck
 from llmgw.link.server import LinkServer, Peer, RefusedPeer
+from tests.agent.discovery.machines import write_port
 from tests.agent.node import alive, clear, sim
 from tests.link.ends import Pki, make_server
 
@@ -252,6 +253,29 @@ async def test_what_changes_on_the_machine_is_told(
 
         monkeypatch.setattr(main, "discover", grown)
         await ledger.until(lambda: ledger.inventory == other, "the memory that was added is told")
+
+
+async def test_a_port_that_goes_down_is_told_at_once(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not only when the machine is looked at as a whole: what spans several nodes hangs on it."""
+    monkeypatch.setattr(main, "LOOK_AT_LINKS_S", 0.05)
+    port = write_port(tmp_path / "ib", "mlx5_0")
+    config = replace(
+        config,
+        fabrics=(Fabric(name="ib-a", hcas=("mlx5_0",)),),
+        discovery=replace(config.discovery, ib_root=tmp_path / "ib"),
+    )
+
+    def told() -> list[str]:
+        return [] if ledger.inventory is None else [hca.state for hca in ledger.inventory.hcas]
+
+    async with serving(pki) as (server, ledger), running(config, server):
+        await ledger.until(lambda: told() == ["ACTIVE"], "it says what it is")
+        (port / "state").write_text("1: DOWN\n")
+        await ledger.until(lambda: told() == ["DOWN"], "the port is told to be down")
+        assert ledger.inventory is not None
+        assert any("no replica over several nodes on fabric ib-a" in words for words in ledger.inventory.warnings)
 
 
 async def test_a_reading_of_logs_ends_with_the_session_that_asked_for_it(pki: Pki, config: AgentConfig) -> None:

@@ -20,6 +20,7 @@ from llmgw.agent.discovery import (
     DiscoveryRefused,
     boot_id,
     discover,
+    links_changed,
     machine_fingerprint,
     read_vitals,
     settings_of,
@@ -41,6 +42,8 @@ from llmgw.version import VERSION
 log = structlog.get_logger()
 
 REDISCOVER_S = 60.0
+LOOK_AT_LINKS_S = 5.0
+"""A port that goes down, or an address that changes, ends replicas over several nodes: told sooner than the rest."""
 REPROVE_S = 600.0
 FIRST_LOOK_S = 5.0
 """How long the start waits for the weights to be looked at; what is found later is said later."""
@@ -135,6 +138,7 @@ class Agent:
                     group.create_task(self._report()),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
+                    group.create_task(_every(LOOK_AT_LINKS_S, self._look_at_links)),
                     group.create_task(_every(REDISCOVER_S, self._look_for_weights)),
                     group.create_task(_every(self._config.heartbeat_interval_s, self._look_at_vitals)),
                 ]
@@ -246,6 +250,10 @@ class Agent:
             log.error("this machine changed under its configuration; what was known stays", reason=str(error))
         self._said = None
         self._dirty.set()
+
+    async def _look_at_links(self) -> None:
+        if await links_changed(settings_of(self._config), self._inventory):
+            await self._look_again()
 
     async def _look_for_weights(self) -> None:
         """In a thread: the folders may lie on a file system that does not answer."""

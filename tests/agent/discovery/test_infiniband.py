@@ -104,6 +104,46 @@ def test_numa_node_of_minus_one_is_unknown(tmp_path: Path) -> None:
     assert read_hcas(tmp_path)[0].numa_node is None
 
 
+@pytest.mark.parametrize(
+    ("state", "phys_state", "usable", "words"),
+    [
+        ("4: ACTIVE", "5: LinkUp", True, None),
+        ("1: DOWN", "2: Polling", False, "takes part in no replica over several nodes on fabric ib-a"),
+        ("5: ACTIVE_DEFER", "5: LinkUp", False, "takes part in no replica over several nodes on fabric ib-a"),
+        ("2: INIT", "5: LinkUp", False, "takes part in no replica over several nodes on fabric ib-a"),
+        (None, "5: LinkUp", True, "fabric ib-a is taken on trust here, unverified"),
+    ],
+)
+def test_what_follows_from_a_port_of_a_fabric_is_said(
+    tmp_path: Path, state: str | None, phys_state: str, usable: bool, words: str | None
+) -> None:
+    """Good, failed, failed, failed, and unverified where the state can't be read."""
+    port = write_port(tmp_path, "mlx5_0", state=state or "", phys_state=phys_state)
+    if state is None:
+        (port / "state").unlink()
+        (port / "state").mkdir()
+    hcas = read_hcas(tmp_path)
+    assert (hcas[0].state in ("ACTIVE", "unknown")) is usable
+    warnings = warn_about_hcas((Fabric(name="ib-a", hcas=("mlx5_0",)),), hcas, tmp_path)
+    if words is None:
+        assert warnings == ()
+    else:
+        (warning,) = warnings
+        assert warning.startswith("mlx5_0 port 1: ")
+        assert warning.endswith(words)
+
+
+def test_a_fabric_of_any_number_of_adapters_is_fine(tmp_path: Path) -> None:
+    for number in range(9):
+        write_port(tmp_path, f"mlx5_{number}")
+    hcas = read_hcas(tmp_path)
+    names = tuple(hca.name for hca in hcas)
+    for fabrics in ((names[:1], names[1:]), (names[:2], names[2:4]), (names,)):
+        stated = tuple(Fabric(name=f"ib-{number}", hcas=own) for number, own in enumerate(fabrics))
+        check_fabrics(stated, hcas, tmp_path)
+        assert warn_about_hcas(stated, hcas, tmp_path) == ()
+
+
 def test_switches_are_no_adapters(tmp_path: Path) -> None:
     write_port(tmp_path, "sw0")
     write_tree(tmp_path, {"sw0/node_type": "2: switch\n"})
@@ -143,6 +183,7 @@ def test_a_fabric_that_names_an_adapter_the_machine_lacks_is_refused(tmp_path: P
     assert "fabric ib-a names the adapter mlx5_7, which is not under" in words
     assert "fabric ib-b names the adapter mlx5_10" in words
     assert "(it has mlx5_0, mlx5_1)" in words
+    assert words.endswith("hangs at its first all-reduce")
     with pytest.raises(DiscoveryRefused, match="it has none"):
         check_fabrics(stated, (), tmp_path)
 

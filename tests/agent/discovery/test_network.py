@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.agent.discovery.addresses import Address, interface_name, parse_addresses, read_addresses
-from llmgw.agent.discovery.network import find_management, parse_server, source_address
+from llmgw.agent.discovery.network import Management, find_management, parse_server, source_address
 from llmgw.agent.discovery.settings import DiscoverySettings
 
 NO_SUCH_NAME = "no-such-host.invalid"
@@ -151,3 +155,40 @@ def test_addresses_leave_no_descriptors_open() -> None:
     for _ in range(20):
         read_addresses()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_address_that_changes_is_followed_and_a_cable_that_is_out_changes_none() -> None:
+    """The ranks of a replica find one another by it: it is given up for another one only, never for a guess."""
+    command = ["unshare", "--net", sys.executable, str(Path(__file__).with_name("in_a_network.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("needs network namespaces")
+    steps = {step: rest for step, *rest in map(json.loads, done.stdout.splitlines())}
+    assert steps == {
+        "up": [None, "10.77.9.11", "one", []],
+        "still up": [False, "10.77.9.11", "one", []],
+        "down": [
+            False,
+            "10.77.9.11",
+            "one",
+            ["there is no route to 10.77.9.1: the management address 10.77.9.11 is kept"],
+        ],
+        "up again": [False, "10.77.9.11", "one", []],
+        "moved": [True, "10.77.9.12", "one", []],
+    }, done.stderr
+
+
+async def test_the_address_of_a_stated_interface_is_kept_while_it_has_none() -> None:
+    known = Management("10.0.0.5", "ib9")
+    found = await find_management(DiscoverySettings(mgmt_interface="ib9"), known)
+    assert (found.address, found.interface) == ("10.0.0.5", "ib9")
+    assert found.warnings == (
+        "mgmt_interface ib9 has no address at the moment: the management address 10.0.0.5 is kept",
+    )
+
+
+async def test_an_address_is_kept_while_the_servers_name_can_not_be_resolved() -> None:
+    settings = DiscoverySettings(servers=(f"https://{NO_SUCH_NAME}:7443",))
+    found = await find_management(settings, Management("127.0.0.1", "lo"))
+    assert found.address == "127.0.0.1"
+    assert found.warnings[0].endswith(": the management address 127.0.0.1 is kept")

@@ -1,6 +1,6 @@
 """What a machine is: found out, with what the operator stated taken over it."""
 
-from llmgw.agent.discovery.discover import discover
+from llmgw.agent.discovery.discover import discover, links_changed
 from llmgw.agent.discovery.settings import DiscoveryRefused, DiscoverySettings, settings_of
 from llmgw.agent.discovery.system import OsRelease, boot_id, machine_fingerprint, read_os_release
 from llmgw.agent.discovery.vitals import read_vitals
@@ -11,6 +11,7 @@ __all__ = [
     "OsRelease",
     "boot_id",
     "discover",
+    "links_changed",
     "machine_fingerprint",
     "read_os_release",
     "read_vitals",

@@ -11,7 +11,7 @@ from llmgw.agent.discovery.disk import read_disk
 from llmgw.agent.discovery.gpus import carried_over
 from llmgw.agent.discovery.infiniband import check_fabrics, find_hcas, warn_about_hcas, warn_about_silence, with_rates
 from llmgw.agent.discovery.memory import read_memory
-from llmgw.agent.discovery.network import find_management
+from llmgw.agent.discovery.network import Management, find_management
 from llmgw.agent.discovery.nvidia import find_gpus
 from llmgw.agent.discovery.settings import DiscoverySettings
 from llmgw.agent.discovery.system import (
@@ -40,13 +40,14 @@ async def discover(settings: DiscoverySettings, previous: Inventory | None = Non
 
     Raises DiscoveryRefused where ``settings.fabrics`` name an adapter that the machine does not have.
     With ``previous`` (this machine's inventory of a minute ago) such an adapter is a warning, since it was there
-    at the start; and GPUs whose driver has stopped answering are kept, each with that as its problem.
+    at the start; GPUs whose driver has stopped answering are kept, each with that as its problem; and so is the
+    management address while no way to a control plane shows.
 
     The same machine in the same condition gives an equal value: warnings hold no times, pids or counters.
     """
     machine = await asyncio.to_thread(_read_machine, settings)
     management, hcas, gpus = await asyncio.gather(
-        find_management(settings),
+        find_management(settings, _management(previous)),
         find_hcas(settings.ib_root),
         find_gpus(settings, machine.memory_bytes, machine.cpu.architecture),
     )
@@ -77,6 +78,20 @@ async def discover(settings: DiscoverySettings, previous: Inventory | None = Non
         launch_modes=dict(settings.launch_modes),
         warnings=(*machine.warnings, *gpus.warnings, *of_hcas, *management.warnings),
     )
+
+
+async def links_changed(settings: DiscoverySettings, known: Inventory) -> bool:
+    """Whether the management address or a port of an adapter is not what it was. Cheap enough for every heartbeat.
+
+    Adapters that do not answer are no change: the next whole look says so.
+    """
+    management, hcas = await asyncio.gather(find_management(settings, _management(known)), find_hcas(settings.ib_root))
+    moved = (management.address, management.interface) != (known.mgmt_addr, known.mgmt_interface)
+    return moved or (hcas is not None and hcas != known.hcas)
+
+
+def _management(known: Inventory | None) -> Management | None:
+    return None if known is None else Management(known.mgmt_addr, known.mgmt_interface)
 
 
 def _read_machine(settings: DiscoverySettings) -> _Machine:

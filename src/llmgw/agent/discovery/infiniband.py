@@ -71,13 +71,21 @@ def check_fabrics(fabrics: Sequence[Fabric], hcas: Sequence[Hca], ib_root: Path)
 
 def warn_about_hcas(fabrics: Sequence[Fabric], hcas: Sequence[Hca], ib_root: Path) -> tuple[str, ...]:
     """What is wrong with ports that somebody counts on: those of stated fabrics, and InfiniBand that is plugged in."""
-    stated = {name for fabric in fabrics for name in fabric.hcas}
+    stated = {name: fabric.name for fabric in fabrics for name in fabric.hcas}
     of_ports = tuple(
-        f"{hca.name} port {hca.port}: {hca.problem}"
+        f"{hca.name} port {hca.port}: {hca.problem}{_what_follows(hca, stated.get(hca.name))}"
         for hca in hcas
         if hca.problem is not None and (hca.name in stated or hca.link_layer != "Ethernet")
     )
     return (*_missing(fabrics, hcas, ib_root), *of_ports, *_slow(fabrics, hcas))
+
+
+def _what_follows(hca: Hca, fabric: str | None) -> str:
+    if fabric is None or hca.state == "ACTIVE":
+        return ""
+    if hca.state == "unknown":
+        return f"; fabric {fabric} is taken on trust here, unverified"
+    return f"; until it is ACTIVE, this node takes part in no replica over several nodes on fabric {fabric}"
 
 
 def warn_about_silence(ib_root: Path) -> tuple[str, ...]:
@@ -97,7 +105,8 @@ def _missing(fabrics: Sequence[Fabric], hcas: Sequence[Hca], ib_root: Path) -> t
     has = f"it has {', '.join(present)}" if present else "it has none"
     return tuple(
         f"fabric {fabric.name} names the adapter {name}, which is not under {ib_root} on this machine ({has}): "
-        "correct `fabrics` in the agent's file, or look for the adapter with lspci"
+        "correct `fabrics` in the agent's file, or look for the adapter with lspci. Fabrics are never guessed, since "
+        "a wrong one makes a replica that starts, passes its health checks, and hangs at its first all-reduce"
         for fabric in fabrics
         for name in fabric.hcas
         if name not in present

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from llmgw.agent.discovery.addresses import Address, interface_name, read_addresses
@@ -40,13 +40,15 @@ class _Server:
         return _ip(self.host) is not None
 
 
-async def find_management(settings: DiscoverySettings) -> Management:
+async def find_management(settings: DiscoverySettings, known: Management | None = None) -> Management:
+    """``known``: what it was a moment ago. While no way to a control plane shows, that stays rather than a guess:
+    a cable that is out for a moment moves nobody's address, and replicas over several nodes hang on it."""
     addresses = read_addresses()
     if settings.mgmt_addr:
         return _stated_address(settings.mgmt_addr, settings.mgmt_interface, addresses)
     if settings.mgmt_interface:
-        return await _stated_interface(settings, settings.mgmt_interface, addresses)
-    return await _found(settings.servers, addresses)
+        return await _stated_interface(settings, settings.mgmt_interface, addresses, known)
+    return await _found(settings.servers, addresses, known)
 
 
 def parse_server(text: str) -> tuple[str, int] | None:
@@ -69,7 +71,7 @@ def source_address(host: str, port: int) -> str | None:
         return None
 
 
-async def _found(servers: Sequence[str], addresses: Sequence[Address]) -> Management:
+async def _found(servers: Sequence[str], addresses: Sequence[Address], known: Management | None) -> Management:
     problems: list[str] = []
     for text in servers:
         parsed = parse_server(text)
@@ -80,6 +82,8 @@ async def _found(servers: Sequence[str], addresses: Sequence[Address]) -> Manage
         if address is not None:
             return Management(address, _interface_of(address, addresses), ())
         problems.append(problem)
+    if known is not None and problems:
+        return replace(known, warnings=(f"{'; '.join(problems)}: the management address {known.address} is kept",))
     fallback = _default_route(addresses)
     interface = _interface_of(fallback, addresses)
     if not servers:
@@ -133,14 +137,19 @@ def _stated_address(stated: str, interface: str | None, addresses: Sequence[Addr
     return Management(stated, interface or found, _warn_about_interface(interface))
 
 
-async def _stated_interface(settings: DiscoverySettings, stated: str, addresses: Sequence[Address]) -> Management:
+async def _stated_interface(
+    settings: DiscoverySettings, stated: str, addresses: Sequence[Address], known: Management | None
+) -> Management:
     own = sorted(
         (address for address in addresses if interface_name(address.interface_index) == stated),
         key=lambda address: address.rank,
     )
     if own:
         return Management(own[0].ip, stated)
-    found = await _found(settings.servers, addresses)
+    if known is not None and known.interface == stated:
+        words = f"mgmt_interface {stated} has no address at the moment: the management address {known.address} is kept"
+        return replace(known, warnings=(words,))
+    found = await _found(settings.servers, addresses, known)
     missing = _warn_about_interface(stated) or (
         f"mgmt_interface {stated} has no address: {found.address} of {found.interface or 'another'} is used instead",
     )
