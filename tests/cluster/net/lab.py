@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmgw.client import Context
 from llmgw.pki.authority import Authority
-from tests.cluster.lab import Lab, Proc
+from tests.cluster.lab import Lab, Proc, eventually
 from tests.cluster.net.hardware import write_adapters, write_gpus
 from tests.cluster.net.machine import Machine, Switch, children
 
@@ -100,6 +100,21 @@ class NetLab(Lab):
             f"tls: {{ca: {pki}/ca.pem, cert: {pki}/server.pem, key: {pki}/server-key.pem}}\n"
             f"store: sqlite:///{self.root}/state/llmgw.db\nengines: {{}}\n{extra}{models}"
         )
+
+    def without_models(self) -> str:
+        """Takes the models out of the server's file for as long as nodes come in, since the first would get all
+        replicas; ``with_models`` takes what this returns."""
+        wanted = self.server_file.read_text()
+        self.server_file.write_text(wanted.partition("models:")[0] + "models: []\n")
+        return wanted
+
+    def with_models(self, wanted: str) -> None:
+        """Once all nodes are in, and have said which engines they have."""
+        nodes = len(self.machines) - 1
+        eventually(lambda: [node["state"] for node in self.get("nodes")] == ["ready"] * nodes, "all nodes are in", 60)
+        self.server_file.write_text(wanted)
+        with self.admin() as client:
+            client.post("reload")
 
     def write_agent(self, name: str, extra: str, server: str) -> None:
         """No name and no address in it: what a node can find out, it does."""

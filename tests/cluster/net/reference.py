@@ -48,18 +48,13 @@ class Reference:
     @classmethod
     def start(cls, lab: NetLab, llama: Path | None = None, *, replicas: int = 2) -> Reference:
         case = cls(lab)
-        wanted = lab.server_file.read_text()
-        # Models only once all nodes are there: else the first nodes to come get all replicas.
-        lab.server_file.write_text(wanted.partition("models:")[0] + "models: []\n")
+        wanted = lab.without_models()
         case.server = lab.server()
         named = f"engines: {{llamacpp: {{bin: {llama}}}}}\n" if llama else ""
         for name, fabric in FABRICS.items():
             lab.node(name, fabric=fabric, extra=named)
             case.agents[name] = lab.agent(name)
-        eventually(lambda: [node["state"] for node in lab.get("nodes")] == ["ready"] * len(FABRICS), "all are in", 60)
-        lab.server_file.write_text(wanted)
-        with lab.admin() as client:
-            client.post("reload")
+        lab.with_models(wanted)
         case.ready(replicas, 90)
         case.key = lab.key()
         return case
@@ -205,11 +200,13 @@ def partitioned(build: Callable[..., NetLab], *, extra: str, until_replaced: boo
         f"      - {{engine: sim, gpus_per_node: 4, sim: {{load_time: {load_time}, token_interval: 20ms}}}}\n",
         extra=extra,
     )
+    wanted = lab.without_models()
     lab.server()
     names = ("node01", "node02", "node03")
     for name in names:
         lab.node(name)
         lab.agent(name)
+    lab.with_models(wanted)
     before = eventually(lambda: whole(lab, 2), "both are ready", 90)
     key = lab.key()
     cut_off = next(name for name in names if any(nodes_of(replica) == [name] for replica in before.values()))
