@@ -17,7 +17,8 @@ def test_a_good_servers_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_good_agents_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_agent(EXAMPLES / "agent-full.yaml") == 0
-    told = "ok (node gpu-a-01; to https://10.0.0.140:7443; 1 fabric; engines of its own: vllm, sglang, llamacpp)"
+    fabric = "1 fabric: ib-a (mlx5_0, mlx5_1, mlx5_2, mlx5_3)"
+    told = f"ok (node gpu-a-01; to https://10.0.0.140:7443; {fabric}; engines of its own: vllm, sglang, llamacpp)"
     assert capsys.readouterr() == (f"{EXAMPLES / 'agent-full.yaml'}: {told}\n", "")
 
 

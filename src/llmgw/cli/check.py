@@ -28,7 +28,8 @@ def check_agent(path: Path | str) -> int:
         config = load_agent(path)
     except ConfigError as error:
         return _refuse(error)
-    fabrics = _counted(len(config.fabrics), "fabric")
+    names = ", ".join(f"{fabric.name} ({', '.join(fabric.hcas)})" for fabric in config.fabrics)
+    fabrics = _counted(len(config.fabrics), "fabric") + (f": {names}" if names else "")
     own = [name for name in ("vllm", "sglang", "llamacpp") if getattr(config.engines, name) is not None]
     words = [f"node {config.node_id or 'by its host name'}", "to " + ", ".join(config.servers), fabrics]
     print(f"{path}: ok ({'; '.join(words)}; engines of its own: {', '.join(own) or 'none'})")

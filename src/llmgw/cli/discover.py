@@ -23,7 +23,7 @@ from llmgw.agent.discovery import (
     read_vitals,
     settings_of,
 )
-from llmgw.cluster.model import Fabric, Gpu, Hca, Inventory, Vitals
+from llmgw.cluster.model import Gpu, Hca, Inventory, Vitals
 from llmgw.config import ConfigError, load_agent
 
 
@@ -54,7 +54,7 @@ def render(inventory: Inventory, vitals: Vitals, weights_dir: Path) -> Renderabl
     parts: list[RenderableType] = [_machine(inventory, vitals, weights_dir)]
     parts += _section(f"GPUs ({inventory.gpu_source})", _gpus(inventory.gpus) if inventory.gpus else None)
     parts += _section("InfiniBand and RoCE ports", _hcas(inventory.hcas) if inventory.hcas else None)
-    parts += _section("Fabrics, as stated", _fabrics(inventory.fabrics) if inventory.fabrics else None)
+    parts += _section("Fabrics, as stated", _fabrics(inventory) if inventory.fabrics else None)
     parts += _section("Warnings", _bullets(inventory.warnings) if inventory.warnings else None)
     return Group(*parts)
 
@@ -79,6 +79,8 @@ def _machine(inventory: Inventory, vitals: Vitals, weights_dir: Path) -> Rendera
     ]
     if inventory.labels:
         rows.append(("Labels", ", ".join(f"{key}={value}" for key, value in sorted(inventory.labels.items()))))
+    if groups := _nvlink(inventory.gpus):
+        rows.append(("NVLink", groups))
     if not inventory.gpus:
         rows.append(("GPUs", "none"))
     if not inventory.hcas:
@@ -119,12 +121,48 @@ def _hcas(hcas: Iterable[Hca]) -> RenderableType:
     return table
 
 
-def _fabrics(fabrics: Iterable[Fabric]) -> RenderableType:
-    table = _table("Name", "Adapters", "Gb/s")
-    for fabric in fabrics:
+def _nvlink(gpus: Iterable[Gpu]) -> str:
+    """Such as "group 0: GPUs 0-3; group 1: GPUs 4-7"; empty where NVLink joins none."""
+    groups: dict[int, list[int]] = {}
+    for gpu in gpus:
+        if gpu.nvlink_group is not None:
+            groups.setdefault(gpu.nvlink_group, []).append(gpu.index)
+    return "; ".join(f"group {number}: GPUs {_ranges(indices)}" for number, indices in sorted(groups.items()))
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """ "0-3, 6"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _fabrics(inventory: Inventory) -> RenderableType:
+    table = _table("Name", "Ports", "Gb/s", "Subnet", "Replicas over several nodes")
+    for fabric in inventory.fabrics:
         rate = "-" if fabric.rate_gbps is None else f"{fabric.rate_gbps:g}"
-        table.add_row(Text(fabric.name), Text(", ".join(fabric.hcas)), rate)
+        ports = [hca for hca in inventory.hcas if hca.name in fabric.hcas]
+        names = Text("\n".join(f"{hca.name}/{hca.port}" for hca in ports) or ", ".join(fabric.hcas))
+        table.add_row(Text(fabric.name), names, rate, "\n".join(_subnets(ports)) or "-", _fit(ports))
     return table
+
+
+def _subnets(ports: Iterable[Hca]) -> list[str]:
+    """Prefixes of the InfiniBand subnets: nodes whose prefixes differ are not on one network, whatever is stated."""
+    gids = (hca.gid for hca in ports if hca.gid is not None and hca.link_layer == "InfiniBand")
+    return sorted({gid[:19] for gid in gids})
+
+
+def _fit(ports: Iterable[Hca]) -> Text:
+    bad = [f"{hca.name}/{hca.port} is {hca.state}" for hca in ports if hca.state not in ("ACTIVE", "unknown")]
+    unread = [f"{hca.name}/{hca.port}" for hca in ports if hca.state == "unknown"]
+    if bad:
+        return Text(f"no: {', '.join(bad)}", style="red")
+    return Text(f"unverified: {', '.join(unread)}", style="yellow") if unread else Text("yes", style="green")
 
 
 def _bullets(lines: Iterable[str]) -> RenderableType:

@@ -75,3 +75,34 @@ async def test_the_table_keeps_every_fact_at_every_width(tmp_path: Path, width: 
     for number in range(8):
         assert f"GPU-5c1d7a{number}0-33f1-8f6e-0b7a-9d2c4e6f8a1{number}" in text
     assert "GPU is lost" in " ".join(text.split())
+
+
+async def test_fabrics_and_nvlink_groups_can_be_read(tmp_path: Path) -> None:
+    root = write_machine(tmp_path)
+    ib_root = root / "sys/class/infiniband"
+    write_port(ib_root, "mlx5_0")
+    write_port(ib_root, "mlx5_1", state="1: DOWN", phys_state="2: Polling")
+    write_port(ib_root, "mlx5_2")
+    (write_port(ib_root, "mlx5_3") / "state").write_text("?")
+    answers = {"topo\\ -m": (0, "../topo/a40x4_bridged.txt"), "*": (0, "h100x8.csv")}
+    settings = DiscoverySettings(
+        root=root,
+        ib_root=ib_root,
+        nvidia_smi=write_nvidia_smi(root, answers),
+        prefer_nvml=False,
+        servers=("https://127.0.0.1:7443",),
+        fabrics=(
+            Fabric(name="ib-a", hcas=("mlx5_0",)),
+            Fabric(name="ib-b", hcas=("mlx5_1",)),
+            Fabric(name="ib-c", hcas=("mlx5_2", "mlx5_3")),
+        ),
+    )
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(
+        render(await discover(settings), read_vitals(tmp_path), tmp_path)
+    )
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "NVLink group 0: GPUs 0-1; group 1: GPUs 2-3" in lines
+    assert "ib-a mlx5_0/1 400 fe80:0000:0000:0000 yes" in lines
+    assert "ib-b mlx5_1/1 - fe80:0000:0000:0000 no: mlx5_1/1 is DOWN" in lines
+    assert "ib-c mlx5_2/1 400 fe80:0000:0000:0000 unverified: mlx5_3/1" in lines
