@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from llmgw.cluster.catalog import Profile
+from llmgw.cluster.holdings import Held, Holdings
 from llmgw.cluster.lifecycle import ENDED
 from llmgw.cluster.model import PORT_BLOCK, Cluster, Gpu, Inventory, Node, ObservedShard, Placement, PortRange, Replica
 from llmgw.cluster.topology import Seat, choose_gpus, islands, seats
@@ -14,10 +15,6 @@ MEMORY_RESERVE_BYTES = 512 << 20
 """Memory of every node that is never given to replicas: for the system and the agent."""
 
 _NO_BLOCK = -1
-
-
-Held = tuple[str, int, int, Placement]
-"""A shard that is placed on a node: id of its replica, rank, generation, and what it holds there."""
 
 
 class Room:
@@ -36,7 +33,7 @@ class Room:
         "weights",
     )
 
-    def __init__(self, node: Node, held: Sequence[Held]) -> None:
+    def __init__(self, node: Node, held: Sequence[Held], leftovers: tuple[str, ...]) -> None:
         taken: set[str] = set()
         memory_bytes, blocks = 0, []
         for _, _, _, placement in held:
@@ -50,7 +47,7 @@ class Room:
         self.memory_total_bytes = memory_for_replicas(node)
         self.memory_free_bytes = self.memory_total_bytes - memory_bytes
         self.blocks = tuple(blocks)
-        self.leftovers = _leftovers(node.shards, held)
+        self.leftovers = leftovers
         """Ids of shards that the node still runs and should not: what they hold is not known here."""
         self.weights = frozenset(node.weights)
         self._seats: tuple[Seat, ...] | None = None
@@ -140,7 +137,7 @@ class _Kept(NamedTuple):
     memory_bytes: int
     shards: tuple[ObservedShard, ...]
     weights: tuple[str, ...]
-    held: list[Held]
+    held: Sequence[Held]
     room: Room
 
 
@@ -152,23 +149,20 @@ class Capacity:
     copied before they are changed: what is found does not hang on what was kept."""
 
     def __init__(self, cluster: Cluster) -> None:
-        held: dict[str, list[Held]] = {node_id: [] for node_id in sorted(cluster.nodes)}
-        for replica in cluster.replicas.values():
-            for rank, placement in enumerate(replica.placements):
-                if placement.node in held:
-                    held[placement.node].append((replica.id, rank, replica.generation, placement))
-        kept = {node_id: _keep(Capacity._kept.get(node_id), cluster.nodes[node_id], held[node_id]) for node_id in held}
+        holdings = Holdings.of(cluster.replicas)
+        held, nodes, before = holdings.by_node, cluster.nodes, Capacity._kept
+        kept = {node_id: _keep(before.get(node_id), nodes[node_id], held.get(node_id, ())) for node_id in sorted(nodes)}
         Capacity._kept = kept
         self.rooms = {node_id: each.room for node_id, each in kept.items()}
-        self._replicas = cluster.replicas
-        self._spread: dict[str, dict[str, int]] | None = None
+        self._placed = holdings.by_model
+        self._spread: dict[str, dict[str, int]] = {}
         self._own: set[str] = set()
         self.changed: list[str] = []
         """Nodes whose rooms changed, one after another."""
 
     def spread(self, model: str) -> Mapping[str, int]:
-        """How many shards of the model each node holds, of those that hold any."""
-        return self._counts().get(model, {})
+        """How many shards of the model each node holds, of those that hold any. It follows what is placed."""
+        return self._counts(model)
 
     def take(self, model: str, placement: Placement) -> None:
         self._room(placement.node).take(placement)
@@ -180,14 +174,10 @@ class Capacity:
                 self._room(placement.node).give_back(placement)
             self._count(replica.model, placement.node, -1)
 
-    def _counts(self) -> dict[str, dict[str, int]]:
-        if self._spread is None:
-            self._spread = {}
-            for replica in self._replicas.values():
-                for placement in replica.placements:
-                    counts = self._spread.setdefault(replica.model, {})
-                    counts[placement.node] = counts.get(placement.node, 0) + 1
-        return self._spread
+    def _counts(self, model: str) -> dict[str, int]:
+        if model not in self._spread:
+            self._spread[model] = dict(self._placed.get(model, {}))
+        return self._spread[model]
 
     def _room(self, node_id: str) -> Room:
         self.changed.append(node_id)
@@ -197,24 +187,28 @@ class Capacity:
         return self.rooms[node_id]
 
     def _count(self, model: str, node_id: str, by: int) -> None:
-        counts = self._counts().setdefault(model, {})
+        counts = self._counts(model)
         counts[node_id] = counts.get(node_id, 0) + by
         if not counts[node_id]:
             del counts[node_id]
 
 
-def _keep(kept: _Kept | None, node: Node, held: list[Held]) -> _Kept:
+def _keep(kept: _Kept | None, node: Node, held: Sequence[Held]) -> _Kept:
     memory_bytes = memory_for_replicas(node)
     if (
-        kept is not None
-        and kept.inventory is node.inventory
-        and kept.shards is node.shards
-        and kept.weights is node.weights
-        and kept.memory_bytes == memory_bytes
-        and kept.held == held
+        kept is None
+        or kept.inventory is not node.inventory
+        or kept.weights is not node.weights
+        or kept.memory_bytes != memory_bytes
+        or (kept.held is not held and kept.held != held)
     ):
+        room = Room(node, held, _leftovers(node.shards, held))
+    elif kept.shards is node.shards:
         return kept
-    return _Kept(node.inventory, memory_bytes, node.shards, node.weights, held, Room(node, held))
+    else:
+        left = _leftovers(node.shards, held)
+        room = kept.room if left == kept.room.leftovers else Room(node, held, left)
+    return _Kept(node.inventory, memory_bytes, node.shards, node.weights, held, room)
 
 
 def _leftovers(shards: Sequence[ObservedShard], held: Sequence[Held]) -> tuple[str, ...]:

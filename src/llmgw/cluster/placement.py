@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from llmgw.cluster.fitness import (
     source_needed,
 )
 from llmgw.cluster.lifecycle import AWAY, judged
-from llmgw.cluster.model import DIST_INIT_OFFSET, Cluster, Instant, Placement, Replica
+from llmgw.cluster.model import DIST_INIT_OFFSET, Cluster, Instant, Node, Placement, Replica
 from llmgw.cluster.ranking import ANYWHERE, Pool, Ranking
 from llmgw.cluster.refusal import (
     FabricRefusal,
@@ -36,7 +36,7 @@ from llmgw.cluster.refusal import (
     summary_of_model,
     summary_of_nodes,
 )
-from llmgw.cluster.spanning import Candidate, refuse_fabrics
+from llmgw.cluster.spanning import Candidate, Spanning
 from llmgw.cluster.topology import Seat, networks
 
 __all__ = [
@@ -91,7 +91,7 @@ class Planner:
         self._capacity = Capacity(cluster)
         self._sizes = _sizes(cluster.catalog)
         self._needs: dict[tuple[int, str | None], tuple[Profile, Needs]] = {}
-        self._basic: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Rule | None]] = {}
+        self._basic: dict[tuple[str, tuple[tuple[str, str], ...]], _BasicRules] = {}
         self._seats: dict[str, dict[str, Seat]] | None = None
         self._networks: dict[str, dict[str, frozenset[str]]] = {}
         self._holders: dict[str, frozenset[str]] = {}
@@ -100,7 +100,8 @@ class Planner:
         self._of_model: dict[tuple[Needs, frozenset[str]], tuple[str, Ranking]] = {}
         self._full: set[Needs] = set()
         """What there is no more room for. That stands for every further replica until something is released."""
-        self._verdicts: dict[Needs, tuple[int, list[Verdict]]] = {}
+        self._summaries: dict[Needs, tuple[int, str]] = {}
+        """Why not, and after how many changes that was so."""
 
     def place(self, spec: ModelSpec, before: Before | None = None) -> Placed | Refusal:
         """The first profile that can be placed, on the best node; or why none can. What is placed is taken."""
@@ -164,9 +165,7 @@ class Planner:
         """What joins the nodes, where they can take the replica together."""
         for node_id in nodes:
             room = self._capacity.rooms.get(node_id)
-            if room is None or not fits(room, asked):
-                return None
-            if basic_rule(self._nodes[node_id], asked, self._drains) is not None:
+            if room is None or not fits(room, asked) or self._basic_rules(asked)[node_id] is not None:
                 return None
         if asked.nodes == 1:
             return ANYWHERE
@@ -186,10 +185,9 @@ class Planner:
         key = asked, self._holding(source) if source is not None else frozenset()
         ranking = self._rankings.get(key)
         if ranking is None:
-            able = dict.fromkeys(node_id for node_id, rule in self._basic_rules(asked).items() if rule is None)
-            pools = partial(self._pools_of, asked)
+            basic, pools = self._basic_rules(asked), partial(self._pools_of, asked)
             stranded = self._stranding(asked.gpus)
-            ranking = self._rankings[key] = Ranking(self._capacity, asked, able, pools, key[1], stranded)
+            ranking = self._rankings[key] = Ranking(self._capacity, asked, basic, pools, key[1], stranded)
         if not self._capacity.spread(spec.name):
             return ranking
         model, of_model = self._of_model.get(key, ("", ranking))
@@ -239,12 +237,10 @@ class Planner:
             self._holders[source] = self._same.setdefault(holders, holders)
         return self._holders[source]
 
-    def _basic_rules(self, asked: Needs) -> dict[str, Rule | None]:
-        """Of every node, the first failed of the rules that placing something does not change."""
+    def _basic_rules(self, asked: Needs) -> _BasicRules:
         key = asked.engine, asked.selector
         if key not in self._basic:
-            nodes, drains = self._nodes, self._drains
-            self._basic[key] = {node_id: basic_rule(nodes[node_id], asked, drains) for node_id in self._capacity.rooms}
+            self._basic[key] = _BasicRules(self._nodes, self._drains, asked)
         return self._basic[key]
 
     def _pools_of(self, asked: Needs, node_id: str) -> tuple[Pool, ...]:
@@ -286,14 +282,14 @@ class Planner:
         if never is not None:
             return ProfileRefusal(profile.name, never)
         if asked.nodes > 1:
-            fabrics, summary = self._refuse_fabrics(asked)
-            return ProfileRefusal(profile.name, summary, fabrics=fabrics)
+            spanning = self._spanning(asked)
+            return ProfileRefusal(profile.name, spanning.summary(), fabrics=spanning.refusals())
         verdicts = self._measured(asked)
         refused = tuple(
             NodeRefusal(verdict.node, self._in_words(asked, verdict), verdict.rule, verdict.short)
             for verdict in verdicts
         )
-        summary = summary_of_nodes(verdicts, lambda verdict: self._in_words(asked, verdict))
+        summary = summary_of_nodes(verdicts, partial(self._in_words, asked))
         return ProfileRefusal(profile.name, summary, refused)
 
     def _profile_summary(self, spec: ModelSpec, profile: Profile) -> str:
@@ -301,41 +297,53 @@ class Planner:
         never = self._never(profile, asked)
         if never is not None:
             return never
-        if asked.nodes > 1:
-            return self._refuse_fabrics(asked)[1]
-        return summary_of_nodes(self._measured(asked), lambda verdict: self._in_words(asked, verdict))
+        as_of = len(self._capacity.changed)
+        if self._summaries.get(asked, (-1, ""))[0] != as_of:
+            if asked.nodes > 1:
+                words = self._spanning(asked).summary()
+            else:
+                words = summary_of_nodes(self._measured(asked), partial(self._in_words, asked))
+            self._summaries[asked] = as_of, words
+        return self._summaries[asked][1]
 
     def _measured(self, asked: Needs) -> list[Verdict]:
         """Which rule each node fails."""
-        as_of = len(self._capacity.changed)
-        kept = self._verdicts.get(asked)
-        if kept is not None and kept[0] == as_of:
-            return kept[1]
         basic = self._basic_rules(asked)
         verdicts = []
         for node_id, room in self._capacity.rooms.items():
             rule = basic[node_id] or failed_rule(room, asked) or Rule.ALONE
             assert rule is not Rule.ALONE or asked.nodes > 1, f"{node_id} can take it"
             verdicts.append(Verdict(node_id, rule, short_by(room, asked, rule)))
-        self._verdicts[asked] = as_of, verdicts
         return verdicts
 
-    def _refuse_fabrics(self, asked: Needs) -> tuple[tuple[FabricRefusal, ...], str]:
+    def _spanning(self, asked: Needs) -> Spanning:
+        rooms = self._capacity.rooms
         candidates = [
             Candidate(
                 verdict,
-                self._in_words(asked, verdict),
-                failed_rule(self._capacity.rooms[verdict.node], asked),
+                fits(rooms[verdict.node], asked),
                 self._pools_of(asked, verdict.node) if verdict.rule is Rule.ALONE else (),
             )
             for verdict in self._measured(asked)
         ]
-        return refuse_fabrics(asked, candidates, self._fabrics())
+        return Spanning(asked, candidates, self._fabrics(), partial(self._in_words, asked))
 
     def _in_words(self, asked: Needs, verdict: Verdict) -> str:
         drain = self._drains.get(verdict.node)
         room = self._capacity.rooms[verdict.node]
         return in_words(self._nodes[verdict.node], room, asked, verdict.rule, drain)
+
+
+class _BasicRules(dict[str, Rule | None]):
+    """By node, the first failed of the rules that placing something does not change. Worked out when asked for."""
+
+    def __init__(self, nodes: Mapping[str, Node], drains: Container[str], asked: Needs) -> None:
+        super().__init__()
+        self._nodes, self._drains, self._asked = nodes, drains, asked
+
+    def __missing__(self, node_id: str) -> Rule | None:
+        rule = self[node_id] = basic_rule(self._nodes[node_id], self._asked, self._drains)
+        return rule
 
 
 def dist_init(leader: Placement) -> str:

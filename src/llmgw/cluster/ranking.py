@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from llmgw.cluster.capacity import Capacity, Room
 from llmgw.cluster.fitness import Needs, fits
+from llmgw.cluster.refusal import Rule
 
 
 class Pool(NamedTuple):
@@ -38,15 +39,15 @@ class Ranking:
         self,
         capacity: Capacity,
         needs: Needs,
-        able: Mapping[str, None],
+        basic: Mapping[str, Rule | None],
         pools: Callable[[str], tuple[Pool, ...]],
         holders: frozenset[str],
         stranded: Callable[[int], int],
     ) -> None:
         self._capacity = capacity
         self._needs = needs
-        self._able = able
-        """Nodes that pass the rules which placing something does not change."""
+        self._basic = basic
+        """Which rule a node fails of those that placing something does not change."""
         self._pools = pools
         self._holders = holders
         self._stranded = stranded
@@ -55,13 +56,10 @@ class Ranking:
         self._order: dict[Pool, list[_Key]] = {}
         self._scores: dict[Pool, _Score] = {}
         self._seen = len(capacity.changed)
-        rooms = capacity.rooms
-        for node_id in able:
-            room = rooms[node_id]
+        for node_id, room in capacity.rooms.items():
             # What most nodes fail in a full cluster comes first.
-            if len(room.free) < needs.gpus or not fits(room, needs):
-                continue
-            self._keys[node_id] = self._key(node_id, room)
+            if len(room.free) >= needs.gpus and fits(room, needs) and basic[node_id] is None:
+                self._keys[node_id] = self._key(node_id, room)
         if needs.nodes == 1:
             self._order[ANYWHERE] = list(self._keys.values())
         else:
@@ -107,7 +105,7 @@ class Ranking:
             self._seen = len(changed)
 
     def _rekey(self, node_id: str) -> None:
-        if node_id not in self._able:
+        if self._basic[node_id] is not None:
             return
         room = self._capacity.rooms[node_id]
         old = self._keys.pop(node_id, None)
