@@ -358,6 +358,7 @@ class Agent(Caller):
         if not self._current(life) or life.asked is None:
             return
         if life.asked.profile.nodes > 1:
+            self.world.checks.prepared(life.id, life.generation)
             self._say(life, ShardState.PREPARING, "prepared: waits for the other ranks", prepared=True)
         self._go_on(life, prepared=True)
 

@@ -41,8 +41,11 @@ class Checks:
         """As they were last committed."""
         self.epoch = 0
         self._started: set[tuple[str, int]] = set()
+        self._prepared: set[tuple[str, int]] = set()
         self._readied: set[tuple[str, int]] = set()
         self._sent: dict[str, set[tuple[str, int]]] = {}
+        self._asked: dict[str, int] = {}
+        """By replica: the highest generation that was asked of a node."""
         self._excused: dict[str, set[str]] = {}
         """By replica: nodes that were away when a generation of it was placed, so that an older one may live there."""
         self._newest: dict[str, int] = {}
@@ -71,6 +74,11 @@ class Checks:
             require(not shared, "1", lambda: f"{engine.name} and {other.name} share {shared} on {machine.id}")
             apart = abs(placement.port - theirs.port)
             require(apart >= PORT_BLOCK, "1", lambda: f"{engine.name} and {other.name} share ports on {machine.id}")
+        for rank in range(shard.profile.nodes if shard.profile.nodes > 1 else 0):
+            other_key = (f"{engine.replica}/{rank}", shard.generation)
+            require(
+                other_key in self._prepared, "5", lambda: f"{engine.name} starts, and rank {rank} is not prepared yet"
+            )
         excused = self._excused.get(engine.replica, ())
         for elsewhere in self.world.machines:
             for other in elsewhere.engines:
@@ -80,6 +88,9 @@ class Checks:
                         "5",
                         lambda: f"{engine.name} starts while {other.name} still runs on {elsewhere.id}",
                     )
+
+    def prepared(self, shard_id: str, generation: int) -> None:
+        self._prepared.add((shard_id, generation))
 
     def up(self, engine: Engine) -> None:
         self.counted["engines that came up"] += 1
@@ -96,6 +107,11 @@ class Checks:
             replica.state not in LIVE and replica.state is not _R.DRAINING,
             "stop",
             lambda: f"{engine.name} is stopped on {engine.machine.id}, and is {replica.state.value}: {replica.why}",
+        )
+        require(
+            not replica.lost or len(replica.placements) != 1,
+            "verdict",
+            lambda: f"{engine.name} is stopped on {engine.machine.id} before it is known whether it is taken up again",
         )
 
     def welcomed(self, caller: Caller, welcome: Welcome) -> None:
@@ -131,11 +147,11 @@ class Checks:
         for event in change.events:
             process.tell("{}: {}", event.kind, event.words)
         for replica in change.replicas:
-            old = self.replicas.get(replica.id)
+            asked = self._asked.get(replica.id, 0)
             require(
-                old is None or replica.generation >= old.generation,
+                replica.generation >= asked,
                 "9",
-                lambda: f"{replica.id} goes back to generation {replica.generation}",
+                lambda: f"{replica.id} goes back to generation {replica.generation}, and {asked} was asked for",
             )
             self.replicas[replica.id] = replica
         for name in change.removed_replicas:
@@ -176,6 +192,8 @@ class Checks:
                 lambda: f"{shard.id} is asked of {peer.id}, which is {node.state.value if node else 'not known'}",
             )
             sent.add(key)
+            replica_id = shard.id.rpartition("/")[0]
+            self._asked[replica_id] = max(shard.generation, self._asked.get(replica_id, 0))
 
     def _routes_sent(self, process: ControlPlane, frame: Routes) -> None:
         assert process.plane is not None
@@ -220,6 +238,8 @@ class Checks:
             self._replicas_changed(process, plane, before, after)
         if self._turns % DEAR_EVERY == 0:
             self._decided_alike(process, plane)
+            if plane.trouble is None and plane.epoch == self.epoch:
+                self._stored_as_decided(after)
 
     def _decided_alike(self, process: ControlPlane, plane: Plane) -> None:
         now = process.clock()
@@ -229,6 +249,21 @@ class Checks:
         require(
             repr(actions) == repr(again), "10", lambda: f"the order of a mapping decided: {actions} against {again}"
         )
+
+    def _stored_as_decided(self, after: Cluster) -> None:
+        """A control plane that is killed now must find what this one knows."""
+        require(
+            after.replicas.keys() == self.replicas.keys(),
+            "stored",
+            lambda: f"{sorted(after.replicas.keys() ^ self.replicas.keys())} are known here or stored, and not both",
+        )
+        for name, replica in after.replicas.items():
+            stored = self.replicas[name]
+            require(
+                replica is stored or replace(replica, drained_by_s=0.0) == replace(stored, drained_by_s=0.0),
+                "stored",
+                lambda: f"{replica} is stored as {stored}",
+            )
 
     def _nodes_judged(self, process: ControlPlane, before: Cluster, after: Cluster) -> None:
         now_s = process.clock().monotonic_s
@@ -384,16 +419,22 @@ class Checks:
         left = [each for each in after.replicas.values() if each.model == model and each.state is _R.READY]
         if left:
             return
-        for old in before.replicas.values():
-            now = after.replicas.get(old.id)
-            if old.model == model and old.state is _R.READY and (now is None or now.state in LEAVING):
-                if not self._runs_whole(old) or _lost(old, after):
-                    continue
-                require(
-                    self._downtime_allowed(before, after, old, now),
-                    "8",
-                    lambda: f"{old.id}, the last ready replica of {model}, goes: {now.why if now else 'removed'}",
-                )
+        went = [
+            (old, after.replicas.get(old.id))
+            for old in before.replicas.values()
+            if old.model == model and old.state is _R.READY and not self._failed(old, after)
+        ]
+        require(
+            not went or any(self._downtime_allowed(before, after, old, now) for old, now in went),
+            "8",
+            lambda: f"the last ready of {model} goes: {[(old.id, now.why if now else '') for old, now in went]}",
+        )
+
+    def _failed(self, old: Replica, after: Cluster) -> bool:
+        """It did not go of anybody's will."""
+        now = after.replicas.get(old.id)
+        stays = now is not None and now.state not in LEAVING
+        return stays or not self._runs_whole(old) or _lost(old, after)
 
     def _downtime_allowed(self, before: Cluster, after: Cluster, replica: Replica, now: Replica | None) -> bool:
         if replica.may_stop_first or (now is not None and now.may_stop_first):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmgw.cluster import rolling
-from llmgw.cluster.model import Cluster, DrainState, MoveState, Node, NodeState, ReplicaState
+from llmgw.cluster.model import Cluster, DrainState, MoveState, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import standing, wanted
 
@@ -94,7 +94,7 @@ class Healing:
 
     def _models(self, cluster: Cluster) -> str:
         for replica in cluster.replicas.values():
-            if replica.state not in (_R.READY, _R.UNPLACED):
+            if replica.state not in (_R.READY, _R.UNPLACED) and not _held_by_a_drain(cluster, replica):
                 return f"{replica.id} is {replica.state.value}: {replica.why}"
             if replica.lost:
                 return f"{replica.id} is lost: {replica.why}"
@@ -170,3 +170,10 @@ class Healing:
             if not gateway.connected or gateway.table is None or gateway.table.epoch != epoch:
                 return f"{gateway.name} has no table of epoch {epoch}"
         return ""
+
+
+def _held_by_a_drain(cluster: Cluster, replica: Replica) -> bool:
+    """Its ranks are prepared, and are not started any more: it has no other place, and the drain waits for one."""
+    drains = [cluster.drains.get(placement.node) for placement in replica.placements]
+    waiting = any(drain is not None and drain.state is DrainState.WAITING and not drain.force for drain in drains)
+    return replica.state is _R.PREPARING and len(drains) > 1 and waiting and "to be emptied" in replica.why
