@@ -27,6 +27,8 @@ from .test_server import DEADLINE_S, HEADERS, http
 __all__ = ["http"]
 
 SILENT_S = BEAT_S * SILENT_BEATS
+SOON_S = SILENT_S * 0.75
+"""Well before silence alone would show it. On a machine that does nothing else it takes a quarter of a second."""
 
 
 @dataclass
@@ -193,7 +195,7 @@ async def test_the_text_is_the_same_over_one_node_and_over_two(
     assert (await complete(http, alone.url, **asked))["choices"] == over_two["choices"]
 
 
-async def test_a_worker_that_dies_ends_the_leader_within_a_second_and_it_all_the_others(
+async def test_a_worker_that_dies_ends_the_leader_at_once_and_it_all_the_others(
     start_group: StartGroup, http: aiohttp.ClientSession
 ) -> None:
     group = await start_group(3, "--token-interval", "0.05")
@@ -205,10 +207,10 @@ async def test_a_worker_that_dies_ends_the_leader_within_a_second_and_it_all_the
         with pytest.raises(aiohttp.ClientError):
             await answer.read()
     assert await group.ranks[0].ended() == 1
-    assert time.monotonic() - killed < 1.0
+    assert time.monotonic() - killed < SOON_S
     await group.ranks[0].says(r"rank 1 \(127\.0\.0\.2\) is gone: its connection was closed")
     assert await group.ranks[2].ended() == 1
-    assert time.monotonic() - killed < 2.0
+    assert time.monotonic() - killed < SOON_S
     await group.ranks[2].says(r"has ended: rank 1 \(127\.0\.0\.2\) is gone: its connection was closed")
 
 
@@ -231,7 +233,7 @@ async def test_a_leader_that_dies_ends_its_workers(start_group: StartGroup) -> N
     for worker in group.ranks[1:]:
         assert await worker.ended() == 1
         await worker.says(rf"rank 0 at {group.where} is gone: its connection was closed")
-    assert time.monotonic() - killed < 2.0
+    assert time.monotonic() - killed < SOON_S
 
 
 async def test_a_leader_that_is_stopped_ends_its_workers_in_order(start_group: StartGroup) -> None:
@@ -257,7 +259,7 @@ async def test_a_rank_that_falls_silent_ends_the_others(start_group: StartGroup)
         group.ranks[frozen].process.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         assert await group.ranks[other].ended() == 1
-        assert SILENT_S * 0.9 < time.monotonic() - stopped < SILENT_S + 3.0
+        assert SILENT_S * 0.9 < time.monotonic() - stopped < SILENT_S + 8.0
         await group.ranks[other].says(f"is gone: it has been silent for {SILENT_S:g} s")
 
     groups = [await start_group(2), await start_group(2)]
@@ -281,24 +283,22 @@ async def test_a_rank_that_was_itself_stopped_does_not_hold_it_against_the_other
 # -- who may join
 
 
-@pytest.mark.parametrize(
-    ("number", "options", "words"),
-    [
-        (1, {"key": "g2"}, "it belongs to another replica, or to another generation of this one"),
-        (1, {"model": "other"}, "it runs the model 'other', and this replica runs 'm'"),
-        (2, {"nodes": 3}, "it was started for 3 nodes, and this replica has 2"),
-    ],
-)
-async def test_a_rank_of_something_else_is_refused_and_the_right_one_still_joins(
-    start_rank: StartRank, number: int, options: dict[str, Any], words: str
-) -> None:
+OTHERS: list[tuple[int, int, dict[str, str], str]] = [
+    (1, 2, {"key": "g2"}, "it belongs to another replica, or to another generation of this one"),
+    (1, 2, {"model": "other"}, "it runs the model 'other', and this replica runs 'm'"),
+    (2, 3, {}, "it was started for 3 nodes, and this replica has 2"),
+]
+"""Rank, nodes, what else differs, and what is said of it."""
+
+
+async def test_a_rank_of_something_else_is_refused_and_the_right_one_still_joins(start_rank: StartRank) -> None:
     leader = await start_rank(0, 2, "127.0.0.1:0")
     where = (await leader.says(r"waiting for rank 1 of 2 at (\S+)"))[1]
-    nodes = options.pop("nodes", 2)
-    wrong = await start_rank(number, nodes, where, **options)
-    assert await wrong.ended() == 1
-    await wrong.says(f"refused this rank: .*{words}")
-    await leader.says(f"was not taken in: .*{words}")
+    for number, nodes, options, words in OTHERS:
+        wrong = await start_rank(number, nodes, where, **options)
+        assert await wrong.ended() == 1
+        await wrong.says(f"refused this rank: .*{words}")
+        await leader.says(f"was not taken in: .*{words}")
     await start_rank(1, 2, where)
     await leader.says("listening on")
 
@@ -313,18 +313,25 @@ async def test_a_second_rank_1_is_refused_and_the_first_serves_on(
     await complete(http, group.url)
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\n", b"{}\n", b"x" * 70_000, b""])
-async def test_strangers_at_the_rendezvous_disturb_nobody(start_rank: StartRank, said: bytes) -> None:
+async def test_strangers_at_the_rendezvous_disturb_nobody(start_rank: StartRank) -> None:
     leader = await start_rank(0, 2, "127.0.0.1:0")
     where = (await leader.says(r"waiting for rank 1 of 2 at (\S+)"))[1]
     host, _, port = where.partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    assert json.loads(await reader.readline())["type"] == "challenge"
-    writer.write(said)
-    if not said:
-        writer.write_eof()
-    await leader.says("127.0.0.1 dialled .* and was not taken in: ")
-    writer.close()
+    for said, words in (
+        (b"GET / HTTP/1.1\r\n\r\n", "it does not speak as a rank of the simulated engine does"),
+        (b"\x16\x03\x01\n", "it does not speak"),
+        (b"{}\n", "it does not speak"),
+        (b'{"type": "loaded"}\n', "it said 'loaded' where `hello` was expected"),
+        (b"x" * 70_000, "it sent more than 65536 bytes without an end of line"),
+        (b"", "its connection was closed"),
+    ):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert json.loads(await reader.readline())["type"] == "challenge"
+        writer.write(said)
+        if not said:
+            writer.write_eof()
+        await leader.says(f"127.0.0.1 dialled .* and was not taken in: {words}")
+        writer.close()
     await start_rank(1, 2, where)
     await leader.says("listening on")
 
@@ -347,13 +354,16 @@ async def test_a_worker_does_not_follow_an_impostor(start_rank: StartRank) -> No
 
 
 async def test_ranks_that_never_meet_give_up_in_words(start_rank: StartRank) -> None:
-    leader = await start_rank(0, 3, "127.0.0.1:0", "--start-timeout", "1.5")
-    where = (await leader.says(r"waiting for ranks 1, 2 of 3 at (\S+)"))[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
     worker = await start_rank(2, 3, where)
+    await worker.says("dials rank 0")
+    leader = await start_rank(0, 3, where, "--start-timeout", "3")
     assert await leader.ended() == 1
-    await leader.says(f"rank 1 of 3 did not join at {where} within 1.5 s")
+    await leader.says(f"waiting for rank 1 of 3 at {where}")
+    await leader.says(f"rank 1 of 3 did not join at {where} within 3 s")
     assert await worker.ended() == 1
-    await worker.says(f"has ended: rank 1 of 3 did not join at {where} within 1.5 s")
+    await worker.says(f"has ended: rank 1 of 3 did not join at {where} within 3 s")
     late = await start_rank(1, 3, where, "--start-timeout", "0.5")
     assert await late.ended() == 1
     await late.says(f"rank 0 at {where} was not joined in 0.5 s: Connection refused")
@@ -442,21 +452,17 @@ async def test_exit_at_start_of_one_rank(start_rank: StartRank) -> None:
     assert await worker.ended() == 9
 
 
-@pytest.mark.parametrize(
-    ("kind", "rank", "words"),
-    [
+async def test_faults_that_no_rank_can_have(start_group: StartGroup, http: aiohttp.ClientSession) -> None:
+    group = await start_group(2)
+    asked: list[tuple[str, object, str]] = [
         ("hang", 2, "there is no rank 2: ranks of this replica go from 0 to 1"),
         ("hang", -1, "Expected 'rank' to be a whole number, from 0"),
         ("hang", "1", "Expected 'rank' to be a whole number, from 0"),
         ("health-500", 1, "health-500 is rank 0's alone"),
         ("hang-in-rendezvous", 1, "the ranks have met already"),
-    ],
-)
-async def test_faults_that_no_rank_can_have(
-    start_group: StartGroup, http: aiohttp.ClientSession, kind: str, rank: object, words: str
-) -> None:
-    group = await start_group(2)
-    status, body = await set_fault(http, group.url, kind, rank)
-    assert status == 400
-    assert words in body["error"]["message"]
+    ]
+    for kind, rank, words in asked:
+        status, body = await set_fault(http, group.url, kind, rank)
+        assert status == 400
+        assert words in body["error"]["message"]
     await complete(http, group.url)

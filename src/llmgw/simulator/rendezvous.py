@@ -20,6 +20,8 @@ SILENT_BEATS = 20
 HANDSHAKE_S = 10.0
 LINE_BYTES = 64 * 1024
 
+CLOSED = "its connection was closed"
+
 Frame = dict[str, Any]
 
 
@@ -73,10 +75,12 @@ class Channel:
             line = await self._reader.readline()
         except ValueError:
             raise Gone(f"it sent more than {LINE_BYTES} bytes without an end of line") from None
+        except (ConnectionResetError, BrokenPipeError):
+            raise Gone(CLOSED) from None
         except OSError as error:
             raise Gone(f"its connection broke: {error.strerror or error}") from None
         if not line.endswith(b"\n"):
-            raise Gone("its connection was closed")
+            raise Gone(CLOSED)
         try:
             frame = json.loads(line)
         except ValueError:
