@@ -173,7 +173,7 @@ def nodes_of(replica: dict[str, Any]) -> list[str]:
 def tables(lab: NetLab) -> list[tuple[int, int]]:
     """Every routing table that the gateway took up, in order: its version, and how many replicas it names."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", (lab.root / "state" / "gateway.log").read_text())
-    rows = [line for line in text.splitlines() if " routing table " in line]
+    rows = [line for line in text.splitlines() if "routing table" in line and "version=" in line]
     return [(int(re.search(r"version=(\d+)", row)[1]), int(re.search(r"replicas=(\d+)", row)[1])) for row in rows]  # type: ignore[index]
 
 
