@@ -26,7 +26,7 @@ from llmgw.process.errors import RecordError
 from llmgw.process.identity import holders
 from llmgw.process.record import read_record
 
-DEADLINE_S = 8.0
+DEADLINE_S = 30.0
 INVENTORY = Inventory(
     hostname="n1",
     os="Debian",

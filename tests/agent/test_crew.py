@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.cluster.model import ShardPeer, ShardState
+from llmgw.engines.base import Command, Launch, LaunchRefused
 from llmgw.process.identity import holders
 from tests.agent.crewed import Crewed, crewed, ends, install, known, shell, sidecar, starts, whole
 from tests.agent.node import Node, alive, clear, free_port, opened
@@ -121,6 +122,17 @@ async def test_a_sidecar_that_can_not_be_run_fails_the_shard(folder: Path) -> No
         failed = await node.one(ShardState.FAILED)
         assert failed.why.startswith("the sidecar ray could not be started: ")
         assert "/nowhere/ray" in failed.why
+
+
+async def test_a_launch_that_the_engine_refuses_fails_in_its_words(folder: Path) -> None:
+    class Refuses(Crewed):
+        def command(self, launch: Launch) -> Command:
+            raise LaunchRefused("this node has no Ray: name it in the agent's file")
+
+    async with manned(Refuses(folder)) as node:
+        node.want(crewed())
+        failed = await node.one(ShardState.FAILED)
+        assert failed.why == "this node has no Ray: name it in the agent's file"
 
 
 async def test_a_sidecar_that_ends_later_ends_the_engine(folder: Path) -> None:

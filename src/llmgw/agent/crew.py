@@ -29,7 +29,7 @@ from llmgw.engines.base import Command, Sidecar
 RUNS_S = 1.0
 """What has run for so long without a sign of its own counts as up."""
 
-_UNTIL_READY = 'until timeout -k 1 15 "$@"; do sleep 0.5; done'
+_UNTIL_READY = 'until timeout -k 1 60 "$@"; do sleep 0.5; done'
 """One process of the sidecar's own user, and in its view of the files, rather than one for each look."""
 
 

@@ -89,7 +89,10 @@ class ShardRunner(Presence):
         await self._bring_up(adapter, program, weights)
 
     async def _bring_up(self, adapter: Engine, program: Program, weights: Path | None) -> None:
-        command = adapter.command(self._launch(program, self._rooms.host(), weights))
+        try:
+            command = adapter.command(self._launch(program, self._rooms.host(), weights))
+        except LaunchRefused as refusal:
+            raise Failed(str(refusal)) from refusal
         self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint, prepared=False)
         await self._remember(command.endpoint)
         reads = (*program.reads, *([weights] if weights else []))
