@@ -58,8 +58,8 @@ def scale(step: Step) -> None:
     replicas = by_model(step)
     for model in sorted(replicas.keys() | {spec.name for spec in step.cluster.catalog.models}):
         surplus = len(_counted(replicas.get(model, ()))) - wanted(step.cluster, model)
-        for _ in range(-surplus):
-            _make(step, model)
+        if surplus < 0:
+            _make(step, model, -surplus, [replica.id for replica in replicas.get(model, ()) if replica.lost])
         while surplus > 0:
             for replica in _to_stop(step, model, surplus):
                 _leave(step, replica)
@@ -77,19 +77,19 @@ def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
     return sorted(standing(step, model), key=missed)[:surplus]
 
 
-def _make(step: Step, model: str) -> None:
+def _make(step: Step, model: str, number: int, lost: list[str]) -> None:
     why = f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted"
-    lost = sorted(replica.id for replica in step.replicas.values() if replica.model == model and replica.lost)
-    step.put(new_replica(step, model, why + (f", and {', '.join(lost)} lost with its nodes" if lost else "")))
+    why += f", and {', '.join(lost)} lost with its nodes" if lost else ""
+    for _ in range(number):
+        step.put(new_replica(step, model, why))
 
 
 def new_replica(step: Step, model: str, why: str) -> Replica:
     """A replica with an id that was never used before, and its note; it is still to be put into the step."""
     number = step.made.get(model, 0) + 1
-    while step.is_known(replica_id(step.cluster, model, number)):
+    while step.is_known(name := replica_id(step.cluster, model, number)):
         number += 1
     step.made[model] = number
-    name = replica_id(step.cluster, model, number)
     step.note("replica.created", name, f"{name} of {model} is made: {why}")
     return Replica(id=name, model=model, state=ReplicaState.UNPLACED, since=step.now.wall_s, why=why, number=number)
 
