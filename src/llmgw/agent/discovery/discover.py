@@ -11,6 +11,7 @@ from llmgw.agent.discovery.disk import read_disk
 from llmgw.agent.discovery.gpus import carried_over
 from llmgw.agent.discovery.infiniband import check_fabrics, find_hcas, warn_about_hcas, warn_about_silence, with_rates
 from llmgw.agent.discovery.memory import read_memory
+from llmgw.agent.discovery.nccl import warn_about_nccl
 from llmgw.agent.discovery.network import Management, find_management
 from llmgw.agent.discovery.nvidia import find_gpus
 from llmgw.agent.discovery.settings import DiscoverySettings
@@ -106,5 +107,10 @@ def _read_machine(settings: DiscoverySettings) -> _Machine:
         libc=read_libc(root),
         cpu=cpu,
         memory_bytes=read_memory(root, limits).total_bytes,
-        warnings=(*of_cpu, *warn_about_identity(root), *((disk.problem,) if disk.problem else ())),
+        warnings=(
+            *of_cpu,
+            *warn_about_identity(root),
+            *((disk.problem,) if disk.problem else ()),
+            *warn_about_nccl(root, settings.fabrics),
+        ),
     )
