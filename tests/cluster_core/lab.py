@@ -94,6 +94,7 @@ class Lab:
         self.now = NOW
         self.engines: dict[str, dict[str, Engine]] = {name: {} for name in self.state.nodes}
         self.doors = {name: Door() for name in doors}
+        self.muted: set[str] = set()
         self.broken: Callable[[DesiredShard], bool] = lambda shard: False
         """Shards whose engine ends while it starts."""
         self.slow: Callable[[DesiredShard], bool] = lambda shard: False
@@ -235,6 +236,13 @@ class Lab:
         self._node(name, session=None)
         self.settle()
 
+    def mute(self, name: str) -> None:
+        """Its stream stays open, and nothing comes over it."""
+        self.muted.add(name)
+
+    def hear(self, name: str) -> None:
+        self.muted.discard(name)
+
     def lose(self, name: str, *, power: bool = False) -> None:
         """Cut it off until it is judged lost."""
         self.cut(name)
@@ -256,7 +264,7 @@ class Lab:
         self.now = later(seconds, self.now)
         moved = False
         for name, each in self.state.nodes.items():
-            if each.session is not None:
+            if each.session is not None and name not in self.muted:
                 moved = self._converge(name) or moved
                 self._node(name, heard_at_s=self.now.monotonic_s)
                 self._report(name)

@@ -220,6 +220,71 @@ def test_draining_the_node_of_a_worker_rank_replaces_the_whole_replica() -> None
     assert lab.state.nodes["n1"].state is NodeState.READY
 
 
+def wide_and_small() -> Lab:
+    """A replica over n1 and all of n2, and a small one on n1; n3 and n4 have just the room for the wide one."""
+    wide = model("wide", profile(nodes=2, gpus_per_node=2, tensor_parallel=4))
+    lab = Lab([on_fabric("n1", "ib-a", gpus=3), on_fabric("n2", "ib-a", gpus=2)], [wide])
+    lab.run()
+    lab.edit(wide, model("small", ONE))
+    lab.run()
+    lab.add(on_fabric("n3", "ib-b", gpus=2))
+    lab.add(on_fabric("n4", "ib-b", gpus=2))
+    return lab
+
+
+def test_what_a_replica_leaves_on_its_other_nodes_is_room_for_the_next() -> None:
+    lab = wide_and_small()
+    lab.drain("n1")
+    assert [move.targets for move in lab.state.drains["n1"].moves] == [("n3", "n4"), ("n2",)]
+    lab.tick()
+    again = drains.plan(lab.state, "n1", now=lab.now, force=True)
+    assert [(move.state, move.targets) for move in again.moves] == [
+        (MoveState.STARTING, ("n3", "n4")),
+        (MoveState.PENDING, ("n2",)),
+    ]
+    lab.run()
+    assert lab.is_drained("n1")
+    assert [nodes_of(replica) for replica in lab.ready("small")] == [("n2",)]
+
+
+def test_it_goes_where_the_plan_said_also_where_a_better_place_has_come_up_since() -> None:
+    lab = roomy(replicas=2)
+    lab.drain("n1")
+    lab.add(node("n3", gpus=1))
+    assert drains.plan(lab.state, "n1", now=lab.now).moves[1].targets == ("n3",)
+    lab.run()
+    assert {nodes_of(replica) for replica in lab.ready()} == {("n2",)}
+
+
+def test_requests_are_not_shifted_to_a_replacement_on_a_node_that_does_not_answer() -> None:
+    lab = over_two_nodes()
+    (old,) = lab.ready()
+    lab.slow = lambda shard: shard.id.endswith("/0")
+    lab.drain("n1")
+    lab.until(lambda: any(engine.state is ShardState.READY for engine in lab.engines["n4"].values()))
+    lab.mute("n4")
+    for _ in range(4):
+        lab.tick(5.0)
+    assert lab.state.nodes["n4"].state is NodeState.SUSPECT
+    lab.slow = lambda shard: False
+    lab.tick()
+    (new,) = lab.on("n4")
+    assert (new.state, lab.state.replicas[old.id].state) == (ReplicaState.READY, ReplicaState.READY)
+    lab.hear("n4")
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_what_was_placed_on_the_node_and_not_begun_there_is_made_elsewhere() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    (placed,) = lab.on("n1")
+    assert placed.state is ReplicaState.PLACING
+    lab.drain("n1", wait=True)
+    lab.run()
+    assert [(replica.state, nodes_of(replica)) for replica in lab.replicas()] == [(ReplicaState.UNPLACED, ())]
+    assert lab.is_drained("n1")
+
+
 def test_a_replica_that_is_not_ready_is_stopped_and_made_elsewhere_at_once() -> None:
     lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
     lab.slow = lambda shard: True

@@ -159,16 +159,14 @@ def test_what_was_given_up_is_tried_again_when_the_catalog_changes() -> None:
 
 
 def test_what_was_given_up_is_not_tried_again_because_another_number_of_replicas_is_asked_for() -> None:
-    lab = serving(replicas=1)
+    lab = serving(replicas=2)
     lab.broken = new_ones
-    lab.edit(model("m", NEW, replicas=1))
+    lab.edit(model("m", NEW, replicas=2))
     lab.run()
-    tries = len(lab.told("roll.given-up"))
-    lab.edit(model("m", NEW, replicas=1, aliases=()), model("other", OLD))
+    lab.edit(model("m", NEW, replicas=1), model("other", OLD))
     lab.run()
-    lab.edit(model("m", NEW, replicas=0))
-    lab.edit(model("m", NEW, replicas=1))
-    assert len(lab.told("roll.given-up")) == tries
+    assert len(lab.told("roll.given-up")) == 1
+    assert contexts(lab) == [None]
 
 
 def test_what_was_given_up_is_tried_again_when_an_operator_restarts_the_model() -> None:
@@ -196,6 +194,18 @@ def test_while_a_change_is_on_trial_and_after_it_failed_others_come_back_as_they
     lab.fail(second.id)
     lab.run()
     assert contexts(lab) == [None, None]
+
+
+def test_an_original_that_fails_comes_back_as_it_was_where_its_replacement_has_failed_too() -> None:
+    lab = serving(replicas=1)
+    (old,) = lab.ready()
+    lab.broken = new_ones
+    lab.edit(model("m", NEW))
+    lab.until(lambda: any(each.failures and each.state is ReplicaState.STARTING for each in lab.replicas()))
+    lab.fail(old.id)
+    lab.run()
+    (again,) = lab.ready()
+    assert (again.id, again.generation, again.profile) == (old.id, 2, OLD)
 
 
 def test_one_that_fails_by_itself_takes_up_the_catalog_where_nothing_speaks_against_it() -> None:

@@ -29,10 +29,8 @@ def replace_outgoing(step: Step) -> bool:
         if replica.replaces is not None and replica.id in step.replicas:
             _carry_over(turn, replica)
     carry_on(turn)
-    roll(turn)
-    return bool(step.drains) or any(
-        replica.replaces is not None or replica.restart for replica in step.replicas.values()
-    )
+    rolls = roll(turn)
+    return rolls or bool(step.drains) or any(replica.replaces is not None for replica in step.replicas.values())
 
 
 def retries_s(cluster: Cluster, now: Instant) -> Iterator[float]:

@@ -94,8 +94,8 @@ def reason(cluster: Cluster, replica: Replica) -> str:
     return f"the catalog was changed since it was started ({', '.join(changed)})"
 
 
-def roll(turn: Round) -> None:
-    """Take the next step of every roll."""
+def roll(turn: Round) -> bool:
+    """Take the next step of every roll. True where there is one."""
     step = turn.step
     due: dict[str, list[Replica]] = {}
     specs = {spec.name: spec for spec in step.cluster.catalog.models}
@@ -104,6 +104,7 @@ def roll(turn: Round) -> None:
             due.setdefault(replica.model, []).append(replica)
     for model in sorted(due):
         _roll_model(turn, model, sorted(due[model], key=lambda replica: (replica.number, replica.id)))
+    return bool(due)
 
 
 def give_up(step: Step, old: Replica, new: Replica, words: str) -> None:
