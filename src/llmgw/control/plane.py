@@ -306,9 +306,11 @@ class Plane:
                 log.exception("a fault of llmgw's own: one message was not taken up")
 
     async def _step(self) -> None:
+        # All of it as of one moment: nobody is listened to while a step is written, however long that takes.
+        now = self._beat()
         for _ in range(MAX_ROUNDS):
             before = self.cluster
-            actions = reconcile(before, self.now())
+            actions = reconcile(before, now)
             if not actions and not self._notes and not self._lasting and not self._doubtful:
                 return
             await self._commit(actions)
@@ -394,14 +396,16 @@ class Plane:
         except TimeoutError:
             return
 
-    def _beat(self) -> None:
-        now = self.now().monotonic_s
-        pause, self._last_beat_s = now - self._last_beat_s, now
+    def _beat(self) -> Instant:
+        """What time it is; a pause of our own since it was last asked gives every node a fresh grace period."""
+        now = self.now()
+        pause, self._last_beat_s = now.monotonic_s - self._last_beat_s, now.monotonic_s
         if pause > TICK_S + STALL_S:
-            grace = now + self._grace_s(self.cluster)
+            grace = now.monotonic_s + self._grace_s(self.cluster)
             self.cluster = replace(self.cluster, grace_until_s=max(grace, self.cluster.grace_until_s))
             words = f"this control plane paused for {pause:.1f} s: every node gets a fresh grace period"
             self.note("control.stalled", "", words)
+        return now
 
     def _grace_s(self, cluster: Cluster) -> float:
         return max(cluster.lost_after_s, 2 * self._heartbeat_s)
