@@ -8,6 +8,7 @@ from itertools import pairwise
 from llmgw.cluster.explain import why
 from llmgw.cluster.lifecycle import ENDED, RUNNING, STARTED, STORY_LINES, all_gone, away, is_live, observed
 from llmgw.cluster.model import PORT_BLOCK, Cluster, Instant, NodeState, Replica, ReplicaState, ShardState
+from llmgw.cluster.observe import moved_away
 from llmgw.cluster.quiet import waits_for
 from llmgw.cluster.reconcile import desired, routes
 from llmgw.cluster.scaling import standing, wanted
@@ -127,7 +128,7 @@ def broken(before: Cluster, after: Cluster, now: Instant) -> list[str]:
     for name, old in before.replicas.items():
         new = after.replicas.get(name)
         if new is not None:
-            found += _generation(before, old, new)
+            found += _generation(after, old, new)
         if old.state is ReplicaState.DRAINING and (new is None or new.state is ReplicaState.STOPPING):
             found += _stopped_in_peace(before, after, old, now)
     for model in sorted({replica.model for replica in before.replicas.values()}):
@@ -149,16 +150,16 @@ def _judged(before: Cluster, after: Cluster, now: Instant) -> list[str]:
     return found
 
 
-def _generation(before: Cluster, old: Replica, new: Replica) -> list[str]:
+def _generation(cluster: Cluster, old: Replica, new: Replica) -> list[str]:
     """5. A generation ends as a whole before the next begins; ranks start together."""
     found = []
     if new.generation < old.generation:
         found.append(f"5: {old.id} goes back from generation {old.generation} to {new.generation}")
-    if new.generation > old.generation and not all_gone(before.nodes, old):
+    if new.generation > old.generation and not all_gone(cluster.nodes, old):
         found.append(f"5: {old.id} begins anew while its last generation may be running")
     begins = new.state is ReplicaState.STARTING and old.state in (ReplicaState.PLACING, ReplicaState.PREPARING)
     if begins and len(new.placements) > 1:
-        nodes = [before.nodes[placement.node] for placement in new.placements]
+        nodes = [cluster.nodes[placement.node] for placement in new.placements]
         shards = [observed(node, new, rank) for rank, node in enumerate(nodes)]
         ready_to = all(shard is not None and shard.prepared for shard in shards)
         runs = any(shard is not None and shard.state in STARTED for shard in shards)
@@ -169,27 +170,34 @@ def _generation(before: Cluster, old: Replica, new: Replica) -> list[str]:
 
 def _stopped_in_peace(before: Cluster, after: Cluster, old: Replica, now: Instant) -> list[str]:
     """8. What leaves is not stopped under its requests, but where it is out of time, has ended, or all is to stop."""
-    if after.halting or now.monotonic_s >= old.drained_by_s or not waits_for(before, old, now):
+    waits = waits_for(before, old, now)
+    if not waits or after.halting or now.monotonic_s >= old.drained_by_s or _has_ended(after, old):
         return []
-    for rank, placement in enumerate(old.placements):
-        node = after.nodes.get(placement.node)
-        if node is None or away(node):
-            return []
-        shard = observed(node, old, rank)
-        if node.session is not None and (shard is None or shard.state in ENDED):
-            return []
-    return [f"8: {old.id} is stopped while it waits for {waits_for(before, old, now)}"]
+    return [f"8: {old.id} is stopped while it waits for {waits}"]
 
 
 def _last_ready(before: Cluster, after: Cluster, model: str) -> list[str]:
-    """8. The last ready replica of a model does not leave while one is wanted."""
-    ready = [r.id for r in before.replicas.values() if r.model == model and r.state is ReplicaState.READY]
-    left = [name for name in ready if name not in after.replicas or after.replicas[name].state in LEAVING]
+    """8. The last ready replica of a model does not leave by itself while one is wanted."""
+    ready = [r for r in before.replicas.values() if r.model == model and r.state is ReplicaState.READY]
+    left = [r for r in ready if r.id not in after.replicas or after.replicas[r.id].state in LEAVING]
     serving = any(r.model == model and r.state is ReplicaState.READY for r in after.replicas.values())
-    removed = {name for name in ready for at in before.replicas[name].placements if away(after.nodes.get(at.node))}
-    if set(left) - removed and wanted(after, model) and not serving:
+    if wanted(after, model) and not serving and not all(_has_ended(after, replica) for replica in left):
         return [f"8: the last ready replica of {model} leaves"]
     return []
+
+
+def _has_ended(cluster: Cluster, replica: Replica) -> bool:
+    """True where one of its ranks has ended, or its node is lost, or the ranks can't meet any more."""
+    for rank, placement in enumerate(replica.placements):
+        node = cluster.nodes.get(placement.node)
+        if node is None or away(node):
+            return True
+        shard = observed(node, replica, rank)
+        if node.session is not None and (shard is None or shard.state in ENDED):
+            return True
+        if replica.state is not ReplicaState.DRAINING and moved_away(replica, node, rank):
+            return True
+    return False
 
 
 def _too_many(cluster: Cluster) -> list[str]:

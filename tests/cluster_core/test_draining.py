@@ -216,3 +216,12 @@ def test_all_ranks_of_a_leaving_replica_run_until_it_is_quiet_and_stop_together(
     assert [[shard.go for shard in desired(state, name)] for name in ("n1", "n2")] == [[True], [True]]
     state = at(with_gateways(state, gateway(may_send=set())), 1)
     assert [desired(state, name) for name in ("n1", "n2")] == [(), ()]
+
+
+def test_an_address_that_changes_does_not_cut_off_the_streams_of_one_that_leaves() -> None:
+    nodes = [node(name, gpus=8, fabrics=("ib-a",), address=f"10.0.0.{name[1:]}") for name in ("n1", "n2")]
+    state = ready(cluster(nodes, [model("m", profile(nodes=2, gpus_per_node=8))]))
+    state = with_gateways(state, gateway(may_send=set(state.replicas), in_flight=dict.fromkeys(state.replicas, 1)))
+    state = scaled(state, 0)
+    state = at(with_node(state, "n2", inventory=node("n2", gpus=8, fabrics=("ib-a",), address="10.9.9.9").inventory), 1)
+    assert leaving(state).state is ReplicaState.DRAINING

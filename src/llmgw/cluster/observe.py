@@ -110,7 +110,8 @@ def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedSh
     if shard is not None:
         if shard.state in ENDED:
             return how_it_ended(replica.shard_id(rank), node.id, shard)
-        if moved_away(replica, node, rank):
+        # One that leaves has met long ago, and goes on with what it has.
+        if moved_away(replica, node, rank) and replica.state is not ReplicaState.DRAINING:
             return _moved_words(replica, node, rank)
         return ""
     if replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING) and not _started(replica, shards):
