@@ -604,15 +604,19 @@ def test_a_replacement_on_a_node_that_is_drained_next_is_made_anew_elsewhere() -
 
 
 def test_scaling_down_in_the_middle_takes_the_one_that_leaves_anyway() -> None:
-    lab = roomy(replicas=2)
-    lab.slow = lambda shard: shard.placement.node == "n2"
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.run()
+    lab.add(node("n2", gpus=1))
+    lab.edit(model("m", ONE, replicas=2))
+    lab.run()
+    (stays,) = lab.on("n2")
+    lab.add(node("n3", gpus=1))
     lab.drain("n1")
-    lab.until(lambda: bool(lab.on("n2")))
+    lab.tick()
     lab.state = replace(lab.state, scale={"m": 1})
-    lab.slow = lambda shard: False
     lab.run()
     assert lab.is_drained("n1")
-    assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+    assert [replica.id for replica in lab.replicas()] == [stays.id]
 
 
 def test_a_model_that_leaves_the_catalog_in_the_middle_stops_with_its_replacement() -> None:

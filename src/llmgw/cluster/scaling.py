@@ -68,11 +68,13 @@ def scale(step: Step) -> None:
 
 
 def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
-    """Those that are not ready first, then those on nodes that are not heard just now, then the youngest."""
+    """Those that are not ready first, then those on nodes that are not heard just now, then those that are to leave
+    their node anyway, then the youngest."""
 
-    def missed(replica: Replica) -> tuple[int, bool, int, str]:
+    def missed(replica: Replica) -> tuple[int, bool, bool, int, str]:
         live = all(is_live(step.nodes.get(placement.node)) for placement in replica.placements)
-        return _LEAST_MISSED.index(replica.state), live, -replica.number, replica.id
+        stays = all(placement.node not in step.drains for placement in replica.placements)
+        return _LEAST_MISSED.index(replica.state), live, stays, -replica.number, replica.id
 
     return sorted(standing(step, model), key=missed)[:surplus]
 
