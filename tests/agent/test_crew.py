@@ -234,10 +234,6 @@ async def test_an_agent_killed_in_any_phase_of_a_start_is_followed_by_one_that_g
         assert "ray" in before
         (shard,) = node.converge.shards()
         assert shard.state is not ShardState.FAILED
-        if "" not in before:
-            # Nothing starts before it is asked for again in this session.
-            assert starts(folder).count("engine") == 0
-            assert "asked for again" in shard.why or shard.why.startswith("adopted")
         node.want(crewed(port=port))
         await node.one(ShardState.READY)
         after = {run.part: run.pid for run in node.supervisor.running()}
@@ -249,6 +245,25 @@ async def test_an_agent_killed_in_any_phase_of_a_start_is_followed_by_one_that_g
         node.want()
         await node.none()
         assert ends(folder) == ["engine", "metrics", "ray"]
+
+
+async def test_what_was_half_started_goes_on_no_sooner_than_it_is_asked_for_in_this_session(folder: Path) -> None:
+    port = free_port()
+    await killed(folder, port, "waiting for its sidecar ray")
+    (folder / "ray-ready").touch()
+    async with manned(whole(folder)) as node:
+        words = "adopted in the middle of its start: goes on once it is asked for again"
+        await node.until(lambda: [shard.why for shard in node.converge.shards()] == [words], words)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await node.until(lambda: node.converge.shards()[0].why != words, "it goes on")
+        assert "metrics" not in parts(node)
+        node.want(replace(crewed(port=port), go=False))  # nor before the other ranks can
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await node.until(lambda: node.converge.shards()[0].why != words, "it goes on")
+        node.want(crewed(port=port))
+        await node.one(ShardState.READY)
 
 
 async def test_what_was_half_started_and_is_not_wanted_any_more_is_stopped(folder: Path) -> None:
