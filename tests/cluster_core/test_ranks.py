@@ -124,6 +124,17 @@ def test_an_agent_that_was_restarted_after_the_start_and_has_lost_its_rank_fails
     assert (only(state).state, desired(state, "n1")) == (ReplicaState.FAILED, ())
 
 
+def test_a_node_that_goes_between_plan_and_launch_lets_nothing_start_on_what_is_left() -> None:
+    state = settled(with_node(settled(lab("n1", "n2", "n3")), "n2", session=None), later(1))
+    state = at(report(state, "n1", S.PREPARING, prepared=True), 2)
+    assert [shard.go for shard in desired(state, "n1")] == [False]
+    assert only(state).state is ReplicaState.PLACING
+    state = at(state, 31)
+    assert [placement.node for placement in only(state).placements] == ["n1", "n3"]
+    assert only(state).state is ReplicaState.PLACING
+    assert endpoints(state) == []
+
+
 def test_one_of_a_single_node_is_never_held_back() -> None:
     state = settled(cluster([node("n1")], [model()]))
     assert [shard.go for shard in desired(state, "n1")] == [True]
