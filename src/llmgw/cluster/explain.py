@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -190,7 +191,7 @@ def _about_moves(cluster: Cluster, replica: Replica) -> list[str]:
     old = original(cluster, replica)
     if old is not None:
         notes.append(f"takes over from {old.id} once it is ready")
-    new = replacement(cluster, replica)
+    new = _replacement(cluster, replica)
     if new is not None:
         notes.append(f"{new.id} takes over from it: {new.why}")
     elif replica.restart and replica.state in RUNNING and replica.state is not ReplicaState.DRAINING:
@@ -202,6 +203,19 @@ def _about_moves(cluster: Cluster, replica: Replica) -> list[str]:
         elif move.state is MoveState.PENDING and new is None:
             notes.append(f"node {drain.node} is to be drained: its turn has not come yet")
     return notes
+
+
+_last: tuple[Mapping[str, Replica], frozenset[str]] = ({}, frozenset())
+"""Replicas of the cluster that was last explained, and which of them are replaced: asked of each where all are listed.
+A cluster's replicas are never changed in place."""
+
+
+def _replacement(cluster: Cluster, replica: Replica) -> Replica | None:
+    global _last
+    if _last[0] is not cluster.replicas:
+        replaced = (each.replaces for each in cluster.replicas.values() if each.replaces is not None)
+        _last = cluster.replicas, frozenset(replaced)
+    return replacement(cluster, replica) if replica.id in _last[1] else None
 
 
 def _moves(cluster: Cluster, replica: Replica) -> list[tuple[Drain, Move]]:
@@ -218,7 +232,7 @@ def why_outdated(cluster: Cluster, replica: Replica) -> str:
     if not changed:
         return ""
     words = f"{replica.id} runs as the catalog was before ({changed} changed since): "
-    new = replacement(cluster, replica)
+    new = _replacement(cluster, replica)
     if new is not None:
         return f"{words}{new.id} takes over from it once it is ready"
     if replica.state is ReplicaState.DRAINING:
