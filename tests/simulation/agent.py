@@ -434,7 +434,9 @@ class Agent(Caller):
             if (found := self.machine.remembered.get(life.id)) is not None:
                 found.proved = True
             self.world.checks.proved(engine)
-            self._say(life, ShardState.READY, "answered its first request", endpoint=_endpoint(self.machine, life.asked))
+            self._say(
+                life, ShardState.READY, "answered its first request", endpoint=_endpoint(self.machine, life.asked)
+            )
 
     def _unhealthy(self, life: Life) -> None:
         engine = life.engine

@@ -117,9 +117,7 @@ class Checks:
     def welcomed(self, caller: Caller, welcome: Welcome) -> None:
         life = f"{caller.name}#{caller.boots}"
         newest = self._newest.get(life, 0)
-        require(
-            welcome.epoch >= newest, "9", lambda: f"{caller.name} was welcomed with {newest}, then {welcome.epoch}"
-        )
+        require(welcome.epoch >= newest, "9", lambda: f"{caller.name} was welcomed with {newest}, then {welcome.epoch}")
         self._newest[life] = welcome.epoch
 
     def desired_taken(self, agent: Agent, frame: Desired) -> None:
@@ -203,9 +201,9 @@ class Checks:
                 replica = cluster.replicas.get(endpoint.replica)
                 require(replica is not None, "3", lambda: f"{endpoint.replica} is routed and not known")
                 assert replica is not None
-                self._routed(cluster, replica)
+                self._routed(process, cluster, replica)
 
-    def _routed(self, cluster: Cluster, replica: Replica) -> None:
+    def _routed(self, process: ControlPlane, cluster: Cluster, replica: Replica) -> None:
         name, generation = replica.id, replica.generation
         ranks = replica.profile.nodes if replica.profile is not None else 1
         require(len(replica.placements) == ranks, "3", lambda: f"{name} is routed with {len(replica.placements)} ranks")
@@ -214,6 +212,11 @@ class Checks:
             require(rank > 0 or key in self._readied, "3", lambda: f"{key} is routed, and was never ready")
             require(key in self._started, "3", lambda: f"{key} is routed, and was never started")
             node = cluster.nodes.get(placement.node)
+            require(
+                ranks == 1 or placement.node in self._heard[process.name],
+                "3",
+                lambda: f"{name} is routed, and {placement.node} has not spoken to {process.name} yet",
+            )
             if node is None or node.session is None:
                 continue
             shard = node.shard(key[0])
@@ -278,7 +281,9 @@ class Checks:
             require(
                 now_s - since_s >= after.lost_after_s - SLACK_S,
                 "13",
-                lambda: f"{node.id} is judged lost after {now_s - since_s:.1f} s of {after.lost_after_s:g} s: {node.why}",
+                lambda: (
+                    f"{node.id} is judged lost after {now_s - since_s:.1f} s of {after.lost_after_s:g} s: {node.why}"
+                ),
             )
             self.counted["nodes lost"] += 1
         if fresh:

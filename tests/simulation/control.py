@@ -131,7 +131,9 @@ class DrivenPlane(Plane):
 class SimPeer:
     """``llmgw.link.peer.Peer``, on a simulated stream."""
 
-    def __init__(self, process: ControlPlane, stream: Stream, session: Session, hello: Hello, who: PeerIdentity) -> None:
+    def __init__(
+        self, process: ControlPlane, stream: Stream, session: Session, hello: Hello, who: PeerIdentity
+    ) -> None:
         self.process = process
         self.stream = stream
         self.entry = session

@@ -32,7 +32,20 @@ class Phase(Enum):
 class Engine:
     """An engine's process group. Holds its GPUs and its block of ports until it has ended."""
 
-    __slots__ = ("address", "exit", "group", "hung", "machine", "phase", "pid", "replica", "requests", "shard", "stopping", "world")
+    __slots__ = (
+        "address",
+        "exit",
+        "group",
+        "hung",
+        "machine",
+        "phase",
+        "pid",
+        "replica",
+        "requests",
+        "shard",
+        "stopping",
+        "world",
+    )
 
     def __init__(self, world: World, machine: Machine, shard: DesiredShard) -> None:
         self.world = world

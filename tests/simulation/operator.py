@@ -79,7 +79,10 @@ class Operator:
         assert plane is not None
         plane.tell(
             lambda: plane.take_catalog(
-                world.catalog, suspect_after_s=world.suspect_after_s, lost_after_s=world.lost_after_s, in_flight_s=world.in_flight_s
+                world.catalog,
+                suspect_after_s=world.suspect_after_s,
+                lost_after_s=world.lost_after_s,
+                in_flight_s=world.in_flight_s,
             )
         )
         process.wake()

@@ -90,7 +90,7 @@ class Wires:
 class Stream:
     """One connection, from a client (an agent, a gateway) to a server (a control plane)."""
 
-    __slots__ = ("client", "ends", "heard_at", "open", "server", "session", "wires", "pipes")
+    __slots__ = ("client", "ends", "heard_at", "open", "pipes", "server", "session", "wires")
 
     def __init__(self, wires: Wires, client: Party, server: Party) -> None:
         self.wires = wires

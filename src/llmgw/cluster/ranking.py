@@ -80,7 +80,8 @@ class Ranking:
         twin._scores, twin._stale = dict(self._scores), set(self._stale)
         twin._spread = self._capacity.spread(model)
         for node_id in twin._spread:
-            twin._rekey(node_id)
+            if node_id in self._capacity.rooms:  # A node may have been removed, and what it ran be remembered still.
+                twin._rekey(node_id)
         return twin
 
     def best(self) -> tuple[Pool, tuple[str, ...]] | None:
