@@ -33,7 +33,9 @@ class Room:
         "weights",
     )
 
-    def __init__(self, node: Node, held: Sequence[Held], leftovers: tuple[str, ...]) -> None:
+    def __init__(
+        self, node: Node, held: Sequence[Held], leftovers: tuple[str, ...], of_same_machine: Room | None = None
+    ) -> None:
         taken: set[str] = set()
         memory_bytes, blocks = 0, []
         for _, _, _, placement in held:
@@ -50,7 +52,7 @@ class Room:
         self.leftovers = leftovers
         """Ids of shards that the node still runs and should not: what they hold is not known here."""
         self.weights = frozenset(node.weights)
-        self._seats: tuple[Seat, ...] | None = None
+        self._seats: tuple[Seat, ...] | None = of_same_machine._seats if of_same_machine is not None else None
         self._first_block: int | None = None
         self._islands: dict[tuple[int, int], int] = {}
 
@@ -195,19 +197,19 @@ class Capacity:
 
 def _keep(kept: _Kept | None, node: Node, held: Sequence[Held]) -> _Kept:
     memory_bytes = memory_for_replicas(node)
-    if (
-        kept is None
-        or kept.inventory is not node.inventory
-        or kept.weights is not node.weights
+    if kept is None or kept.inventory is not node.inventory:
+        room = Room(node, held, _leftovers(node.shards, held))
+    elif (
+        kept.weights is not node.weights
         or kept.memory_bytes != memory_bytes
         or (kept.held is not held and kept.held != held)
     ):
-        room = Room(node, held, _leftovers(node.shards, held))
+        room = Room(node, held, _leftovers(node.shards, held), kept.room)
     elif kept.shards is node.shards:
         return kept
     else:
         left = _leftovers(node.shards, held)
-        room = kept.room if left == kept.room.leftovers else Room(node, held, left)
+        room = kept.room if left == kept.room.leftovers else Room(node, held, left, kept.room)
     return _Kept(node.inventory, memory_bytes, node.shards, node.weights, held, room)
 
 

@@ -78,7 +78,20 @@ class Catalog:
 
     def model(self, name: str) -> ModelSpec | None:
         """The model with this name; aliases do not count."""
-        return next((model for model in self.models if model.name == name), None)
+        return _named(self.models).get(name)
 
     def engine(self, name: str) -> EngineSpec | None:
         return next((engine for engine in self.engines if engine.name == name), None)
+
+
+_last: tuple[tuple[ModelSpec, ...], dict[str, ModelSpec]] = ((), {})
+
+
+def _named(models: tuple[ModelSpec, ...]) -> dict[str, ModelSpec]:
+    """By name, of the catalog that was asked last: it is asked for every replica, and it hardly ever is another one."""
+    global _last
+    of_last, by_name = _last
+    if of_last is not models:
+        by_name = {model.name: model for model in reversed(models)}
+        _last = models, by_name
+    return by_name
