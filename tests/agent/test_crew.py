@@ -162,7 +162,7 @@ async def test_an_engine_that_ends_ends_its_sidecars(folder: Path) -> None:
 
 
 async def test_an_engine_that_falls_with_its_sidecar_is_not_blamed(folder: Path) -> None:
-    """What ended first is the reason, whichever end is seen first."""
+    """Engines fall with their sidecars and not the other way round, whichever end is seen first."""
     async with manned(whole(folder)) as node:
         (folder / "ray-ready").touch()
         node.want(crewed())

@@ -72,7 +72,7 @@ class Crew:
         await self._supervisor.stop(self._shard_id)
 
     def failure(self) -> Failed:
-        """How it ended, once nothing of it runs: by what ended first, unless that was asked to."""
+        """How it ended, once nothing of it runs."""
         end = self._supervisor.end_of(self._shard_id)
         if end is None or end.generation != self._generation:
             return Failed("the engine ended unseen")

@@ -180,13 +180,16 @@ class Supervisor:
         return tuple(ended for ended in found if ended is not None)
 
     def end_of(self, shard_id: str) -> Ended | None:
-        """The first end that nobody had asked for, or else the engine's. None while something of the shard runs."""
+        """The first end that nobody had asked for, or else the engine's. None while something of the shard runs.
+
+        A sidecar's comes before the engine's: engines fall with their sidecars, and not the other way round.
+        """
         ends = [self._look(process) for process in self._shards.get(shard_id, {}).values()]
         told = [end for end in ends if end is not None]
         if not told or len(told) < len(ends):
             return None
         lasting = [end for end in told if not is_check(end.part)] or told
-        return min(lasting, key=lambda end: (end.asked, 0.0 if end.asked else end.ended_at, end.part != ENGINE))
+        return min(lasting, key=lambda end: (end.asked, (end.part == ENGINE) != end.asked, end.ended_at))
 
     def part(self, shard_id: str, generation: int, part: str = ENGINE) -> Running | Ended | None:
         """One process of a generation; None where it was never started."""
