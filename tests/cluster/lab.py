@@ -187,8 +187,17 @@ class Lab:
             return client.get(path, **params)
 
     def key(self, name: str = "test") -> str:
+        """A client's key that every gateway knows."""
         with self.admin() as client:
-            return str(client.post("keys", {"name": name})["key"])
+            key = str(client.post("keys", {"name": name})["key"])
+        eventually(self._told, "gateways know of the key")
+        return key
+
+    def _told(self) -> bool:
+        status = self.get("status")
+        return bool(status["gateways"]) and all(
+            gateway["table_acked"] == status["table_version"] for gateway in status["gateways"]
+        )
 
     @property
     def endpoint(self) -> str:
@@ -203,11 +212,8 @@ class Lab:
         """The model's one replica, once it is ready and every gateway has been told."""
 
         def check() -> dict[str, Any] | None:
-            replica, status = self.replica(model), self.get("status")
-            told = status["gateways"] and all(
-                gateway["table_acked"] == status["table_version"] for gateway in status["gateways"]
-            )
-            return replica if replica.get("state") == "ready" and told else None
+            replica = self.replica(model)
+            return replica if replica.get("state") == "ready" and self._told() else None
 
         try:
             return eventually(check, f"{model} is ready", within_s)
