@@ -139,7 +139,7 @@ class Caller(Process):
             return
         welcome = self.talk.welcome
         beat = Heartbeat(epoch=welcome.epoch, session=welcome.session, sent_at=0.0, vitals=self.vitals())
-        stream.send(CLIENT, beat)
+        stream.beat(beat)
         self.after(self._heartbeat_s, self._beat, stream)
 
     def vitals(self) -> Vitals | None:
@@ -264,6 +264,8 @@ class Agent(Caller):
 
     def _say(self, life: Life, state: ShardState, why: str, **changes: Any) -> None:
         said = replace(life.observed, state=state, why=why, **changes)
+        if state is ShardState.FAILED:
+            self.world.checks.refused(life.id, life.generation)
         if said != life.observed:
             life.observed = said
             self._touch()

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgw.cluster.lifecycle import AWAY, ENDED
-from llmgw.cluster.model import PORT_BLOCK, Cluster, Node, NodeState, Replica, ReplicaState
+from llmgw.cluster.model import PORT_BLOCK, Cluster, Node, NodeState, Placement, Replica, ReplicaState
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import wanted
 from llmgw.control.plane import STALL_S, TICK_S, Plane
 from llmgw.link.messages import Desired, Routes, Welcome
 from llmgw.store.base import Change, Lead
 
-from .machine import Engine, Machine, require
+from .machine import Engine, Machine
+from .story import Violation
 
 if TYPE_CHECKING:
     from .agent import Agent, Caller
@@ -42,6 +43,7 @@ class Checks:
         self.epoch = 0
         self._started: set[tuple[str, int]] = set()
         self._prepared: set[tuple[str, int]] = set()
+        self._refused: set[tuple[str, int]] = set()
         self._readied: set[tuple[str, int]] = set()
         self._sent: dict[str, set[tuple[str, int]]] = {}
         self._asked: dict[str, int] = {}
@@ -62,32 +64,35 @@ class Checks:
     def spawned(self, engine: Engine, machine: Machine) -> None:
         shard, placement = engine.shard, engine.shard.placement
         key = (shard.id, shard.generation)
-        require(key not in self._started, "5", lambda: f"{engine.name} is started a second time")
+        if key in self._started:
+            raise Violation("5", f"{engine.name} is started a second time")
         self._started.add(key)
         self.counted["engines"] += 1
         uuids = set(placement.gpu_uuids)
         stated = shard.profile.gpus_per_node
-        require(len(uuids) == stated, "4", lambda: f"{engine.name} has {len(uuids)} GPUs, its profile says {stated}")
+        if len(uuids) != stated:
+            raise Violation("4", f"{engine.name} has {len(uuids)} GPUs, its profile says {stated}")
         for other in machine.engines:
             theirs = other.shard.placement
             shared = uuids & set(theirs.gpu_uuids)
-            require(not shared, "1", lambda: f"{engine.name} and {other.name} share {shared} on {machine.id}")
+            if shared:
+                raise Violation("1", f"{engine.name} and {other.name} share {shared} on {machine.id}")
             apart = abs(placement.port - theirs.port)
-            require(apart >= PORT_BLOCK, "1", lambda: f"{engine.name} and {other.name} share ports on {machine.id}")
+            if apart < PORT_BLOCK:
+                raise Violation("1", f"{engine.name} and {other.name} share ports on {machine.id}")
         for rank in range(shard.profile.nodes if shard.profile.nodes > 1 else 0):
             other_key = (f"{engine.replica}/{rank}", shard.generation)
-            require(
-                other_key in self._prepared, "5", lambda: f"{engine.name} starts, and rank {rank} is not prepared yet"
-            )
+            if other_key not in self._prepared:
+                raise Violation("5", f"{engine.name} starts, and rank {rank} is not prepared yet")
         excused = self._excused.get(engine.replica, ())
         for elsewhere in self.world.machines:
             for other in elsewhere.engines:
-                if other.replica == engine.replica and other.shard.generation < shard.generation:
-                    require(
-                        elsewhere.id in excused,
-                        "5",
-                        lambda: f"{engine.name} starts while {other.name} still runs on {elsewhere.id}",
-                    )
+                older = other.replica == engine.replica and other.shard.generation < shard.generation
+                if older and elsewhere.id not in excused:
+                    raise Violation("5", f"{engine.name} starts while {other.name} still runs on {elsewhere.id}")
+
+    def refused(self, shard_id: str, generation: int) -> None:
+        self._refused.add((shard_id, generation))
 
     def prepared(self, shard_id: str, generation: int) -> None:
         self._prepared.add((shard_id, generation))
@@ -103,27 +108,28 @@ class Checks:
         replica = self.replicas.get(engine.replica)
         if replica is None or replica.generation != engine.shard.generation:
             return
-        require(
-            replica.state not in LIVE and replica.state is not _R.DRAINING,
-            "stop",
-            lambda: f"{engine.name} is stopped on {engine.machine.id}, and is {replica.state.value}: {replica.why}",
-        )
-        require(
-            not replica.lost or len(replica.placements) != 1,
-            "verdict",
-            lambda: f"{engine.name} is stopped on {engine.machine.id} before it is known whether it is taken up again",
-        )
+        if replica.state in LIVE or replica.state is _R.DRAINING:
+            raise Violation(
+                "stop", f"{engine.name} is stopped on {engine.machine.id}, and is {replica.state.value}: {replica.why}"
+            )
+        if replica.lost and len(replica.placements) == 1:
+            raise Violation(
+                "verdict",
+                f"{engine.name} is stopped on {engine.machine.id} before it is known whether it is taken up again",
+            )
 
     def welcomed(self, caller: Caller, welcome: Welcome) -> None:
         life = f"{caller.name}#{caller.boots}"
         newest = self._newest.get(life, 0)
-        require(welcome.epoch >= newest, "9", lambda: f"{caller.name} was welcomed with {newest}, then {welcome.epoch}")
+        if welcome.epoch < newest:
+            raise Violation("9", f"{caller.name} was welcomed with {newest}, then {welcome.epoch}")
         self._newest[life] = welcome.epoch
 
     def desired_taken(self, agent: Agent, frame: Desired) -> None:
         life = f"{agent.name}#{agent.boots}"
         newest = self._newest.get(life, 0)
-        require(frame.epoch == newest, "9", lambda: f"{agent.name} takes epoch {frame.epoch}, and has seen {newest}")
+        if frame.epoch != newest:
+            raise Violation("9", f"{agent.name} takes epoch {frame.epoch}, and has seen {newest}")
 
     def asked(self, gateway: Gateway, request: Request, engine: Engine) -> None:
         if engine.replica != request.replica:
@@ -132,7 +138,8 @@ class Checks:
     # -- at the store
 
     def leads(self, process: ControlPlane, lead: Lead) -> None:
-        require(lead.epoch > self.epoch, "9", lambda: f"epoch {lead.epoch} follows {self.epoch}")
+        if lead.epoch <= self.epoch:
+            raise Violation("9", f"epoch {lead.epoch} follows {self.epoch}")
         self.epoch = lead.epoch
         self.counted["leaders"] += 1
         self._heard[process.name] = {}
@@ -140,17 +147,17 @@ class Checks:
         self._before.pop(process.name, None)
 
     def written(self, process: ControlPlane, epoch: int, change: Change) -> None:
-        require(epoch == self.epoch, "9", lambda: f"{process.name} writes with epoch {epoch}, {self.epoch} leads")
+        if epoch != self.epoch:
+            raise Violation("9", f"{process.name} writes with epoch {epoch}, {self.epoch} leads")
         self.counted["commits"] += 1
         for event in change.events:
             process.tell("{}: {}", event.kind, event.words)
         for replica in change.replicas:
             asked = self._asked.get(replica.id, 0)
-            require(
-                replica.generation >= asked,
-                "9",
-                lambda: f"{replica.id} goes back to generation {replica.generation}, and {asked} was asked for",
-            )
+            if replica.generation < asked:
+                raise Violation(
+                    "9", f"{replica.id} goes back to generation {replica.generation}, and {asked} was asked for"
+                )
             self.replicas[replica.id] = replica
         for name in change.removed_replicas:
             self.replicas.pop(name, None)
@@ -184,11 +191,10 @@ class Checks:
             key = (shard.id, shard.generation)
             if key in sent:
                 continue
-            require(
-                node is not None and node.probed and node.state not in (*AWAY, NodeState.JOINING),
-                "7",
-                lambda: f"{shard.id} is asked of {peer.id}, which is {node.state.value if node else 'not known'}",
-            )
+            if node is None or not node.probed or node.state in (*AWAY, NodeState.JOINING):
+                raise Violation(
+                    "7", f"{shard.id} is asked of {peer.id}, which is {node.state.value if node else 'not known'}"
+                )
             sent.add(key)
             replica_id = shard.id.rpartition("/")[0]
             self._asked[replica_id] = max(shard.generation, self._asked.get(replica_id, 0))
@@ -199,32 +205,32 @@ class Checks:
         for route in frame.routes:
             for endpoint in route.endpoints:
                 replica = cluster.replicas.get(endpoint.replica)
-                require(replica is not None, "3", lambda: f"{endpoint.replica} is routed and not known")
+                if replica is None:
+                    raise Violation("3", f"{endpoint.replica} is routed and not known")
                 assert replica is not None
+                if replica.state is not _R.READY:
+                    raise Violation("3", f"{replica.id} is routed, and is {replica.state.value}")
                 self._routed(process, cluster, replica)
 
     def _routed(self, process: ControlPlane, cluster: Cluster, replica: Replica) -> None:
         name, generation = replica.id, replica.generation
         ranks = replica.profile.nodes if replica.profile is not None else 1
-        require(len(replica.placements) == ranks, "3", lambda: f"{name} is routed with {len(replica.placements)} ranks")
+        if len(replica.placements) != ranks:
+            raise Violation("3", f"{name} is routed with {len(replica.placements)} ranks")
         for rank, placement in enumerate(replica.placements):
             key = (replica.shard_id(rank), generation)
-            require(rank > 0 or key in self._readied, "3", lambda: f"{key} is routed, and was never ready")
-            require(key in self._started, "3", lambda: f"{key} is routed, and was never started")
+            if rank <= 0 and key not in self._readied:
+                raise Violation("3", f"{key} is routed, and was never ready")
+            if key not in self._started:
+                raise Violation("3", f"{key} is routed, and was never started")
             node = cluster.nodes.get(placement.node)
-            require(
-                ranks == 1 or placement.node in self._heard[process.name],
-                "3",
-                lambda: f"{name} is routed, and {placement.node} has not spoken to {process.name} yet",
-            )
+            if ranks != 1 and placement.node not in self._heard[process.name]:
+                raise Violation("3", f"{name} is routed, and {placement.node} has not spoken to {process.name} yet")
             if node is None or node.session is None:
                 continue
             shard = node.shard(key[0])
-            require(
-                shard is not None and shard.generation == generation and shard.state not in ENDED,
-                "3",
-                lambda: f"{key} is routed, and {placement.node} reports {shard}",
-            )
+            if shard is None or shard.generation != generation or shard.state in ENDED:
+                raise Violation("3", f"{key} is routed, and {placement.node} reports {shard}")
 
     # -- a control plane's turn
 
@@ -249,24 +255,20 @@ class Checks:
         cluster = plane.cluster
         actions = reconcile(cluster, now)
         again = reconcile(_shuffled(cluster), now)
-        require(
-            repr(actions) == repr(again), "10", lambda: f"the order of a mapping decided: {actions} against {again}"
-        )
+        if repr(actions) != repr(again):
+            raise Violation("10", f"the order of a mapping decided: {actions} against {again}")
 
     def _stored_as_decided(self, after: Cluster) -> None:
         """A control plane that is killed now must find what this one knows."""
-        require(
-            after.replicas.keys() == self.replicas.keys(),
-            "stored",
-            lambda: f"{sorted(after.replicas.keys() ^ self.replicas.keys())} are known here or stored, and not both",
-        )
+        if after.replicas.keys() != self.replicas.keys():
+            raise Violation(
+                "stored",
+                f"{sorted(after.replicas.keys() ^ self.replicas.keys())} are known here or stored, and not both",
+            )
         for name, replica in after.replicas.items():
             stored = self.replicas[name]
-            require(
-                replica is stored or replace(replica, drained_by_s=0.0) == replace(stored, drained_by_s=0.0),
-                "stored",
-                lambda: f"{replica} is stored as {stored}",
-            )
+            if replica is not stored and replace(replica, drained_by_s=0.0) != replace(stored, drained_by_s=0.0):
+                raise Violation("stored", f"{replica} is stored as {stored}")
 
     def _nodes_judged(self, process: ControlPlane, before: Cluster, after: Cluster) -> None:
         now_s = process.clock().monotonic_s
@@ -278,13 +280,11 @@ class Checks:
         for node in fresh:
             heard_s = self._heard_before.get(node.id, 0.0)
             since_s = max(heard_s, self._fresh_at[process.name])
-            require(
-                now_s - since_s >= after.lost_after_s - SLACK_S,
-                "13",
-                lambda: (
-                    f"{node.id} is judged lost after {now_s - since_s:.1f} s of {after.lost_after_s:g} s: {node.why}"
-                ),
-            )
+            if now_s - since_s < after.lost_after_s - SLACK_S:
+                raise Violation(
+                    "13",
+                    f"{node.id} is judged lost after {now_s - since_s:.1f} s of {after.lost_after_s:g} s: {node.why}",
+                )
             self.counted["nodes lost"] += 1
         if fresh:
             self._braked(now_s, fresh, before, after)
@@ -313,11 +313,10 @@ class Checks:
             if node.state in (NodeState.LOST, NodeState.SUSPECT)
             and (node.session is None or now_s - node.heard_at_s >= after.suspect_after_s)
         ]
-        require(
-            len(silent) < 2 or 2 * len(silent) <= len(counted),
-            "brake",
-            lambda: f"{sorted(ids)} are judged lost, while {len(silent)} of {len(counted)} nodes are silent",
-        )
+        if len(silent) >= 2 and 2 * len(silent) > len(counted):
+            raise Violation(
+                "brake", f"{sorted(ids)} are judged lost, while {len(silent)} of {len(counted)} nodes are silent"
+            )
 
     # -- replicas
 
@@ -341,36 +340,49 @@ class Checks:
     def _replica_changed(
         self, process: ControlPlane, plane: Plane, old: Replica | None, replica: Replica, after: Cluster
     ) -> None:
-        if replica.state not in (_R.READY, *LIVE):
-            require(bool(replica.why), "12", lambda: f"{replica.id} is {replica.state.value} without a reason")
+        if replica.state not in LIVE and not replica.why:
+            raise Violation("12", f"{replica.id} is {replica.state.value} without a reason")
+        if replica.state is _R.FAILED and old is not None and old.state in LIVE and not replica.lost:
+            self._has_failed(old, after)
         if replica.placements and (old is None or old.generation != replica.generation):
             self._placed(old, replica, after)
         if replica.state is _R.STOPPING and old is not None and old.state in (_R.DRAINING, _R.READY):
             self._stopped_in_peace(process, plane, old, replica, after)
 
+    def _has_failed(self, replica: Replica, after: Cluster) -> None:
+        """A rank of that very generation must have ended, or must have been refused where it is."""
+        if not replica.placements or _lost(replica, after):
+            return
+        keys = [(replica.shard_id(rank), replica.generation) for rank in range(len(replica.placements))]
+        live = {(engine.shard.id, engine.shard.generation) for each in self.world.machines for engine in each.engines}
+        if any(key in self._refused or (key in self._started and key not in live) for key in keys):
+            return
+        if not any(key in self._started for key in keys) or all(map(self._has, keys, replica.placements)):
+            raise Violation(
+                "failed", f"{replica.id} is failed in generation {replica.generation}, and no rank of it has"
+            )
+
+    def _has(self, key: tuple[str, int], placement: Placement) -> bool:
+        """Whether the agent there knows of the shard: one that was killed on the way to its start does not."""
+        life = next(each.lives.get(key[0]) for each in self.world.agents if each.machine.id == placement.node)
+        return life is not None and life.generation == key[1]
+
     def _placed(self, old: Replica | None, replica: Replica, after: Cluster) -> None:
         self.counted["placed"] += 1
         assert replica.profile is not None
         ranks = replica.profile.nodes
-        require(
-            len(replica.placements) == ranks and len({each.node for each in replica.placements}) == ranks,
-            "2",
-            lambda: f"{replica.id} of {ranks} ranks lies on {[each.node for each in replica.placements]}",
-        )
+        if len(replica.placements) != ranks or len({each.node for each in replica.placements}) != ranks:
+            raise Violation("2", f"{replica.id} of {ranks} ranks lies on {[each.node for each in replica.placements]}")
         for placement in replica.placements:
             node = after.nodes[placement.node]
-            require(
-                node.state is NodeState.READY and placement.node not in after.drains,
-                "7",
-                lambda: f"{replica.id} is placed on {node.id}, which is {node.state.value}",
-            )
+            if node.state is not NodeState.READY or placement.node in after.drains:
+                raise Violation("7", f"{replica.id} is placed on {node.id}, which is {node.state.value}")
             if ranks > 1:
                 names = {fabric.name for fabric in node.inventory.fabrics} if node.inventory else set()
-                require(
-                    replica.fabric is not None and replica.fabric in names,
-                    "2",
-                    lambda: f"{replica.id} on fabric {replica.fabric} lies on {node.id}, which has {sorted(names)}",
-                )
+                if replica.fabric is None or replica.fabric not in names:
+                    raise Violation(
+                        "2", f"{replica.id} on fabric {replica.fabric} lies on {node.id}, which has {sorted(names)}"
+                    )
         away = {name for name, node in after.nodes.items() if node.state in AWAY}
         away |= {machine.id for machine in self.world.machines if machine.id not in after.nodes}
         self._excused.setdefault(replica.id, set()).update(away)
@@ -393,13 +405,13 @@ class Checks:
             if desk is None or gateway.stream is None or getattr(desk.peer, "stream", None) is not gateway.stream:
                 continue
             flight = len(gateway.at.get(replica.id, ()))
-            require(
-                flight == 0, "drain", lambda: f"{replica.id} stops while {gateway.name} has {flight} requests there"
-            )
+            if flight != 0:
+                raise Violation("drain", f"{replica.id} stops while {gateway.name} has {flight} requests there")
             named = gateway.table is not None and any(
                 endpoint.replica == replica.id for route in gateway.table.routes for endpoint in route.endpoints
             )
-            require(not named, "drain", lambda: f"{replica.id} stops while {gateway.name} still sends to it")
+            if named:
+                raise Violation("drain", f"{replica.id} stops while {gateway.name} still sends to it")
 
     def _runs_whole(self, replica: Replica) -> bool:
         live = {(engine.shard.id, engine.shard.generation) for each in self.world.machines for engine in each.engines}
@@ -412,11 +424,10 @@ class Checks:
         beside = [each for each in replicas if each.replaces in standing and each.id in standing]
         surge = min(len(beside), 1 + len(after.drains))
         most = wanted(after, model) + surge
-        require(
-            len(live) <= most,
-            "6",
-            lambda: f"{len(live)} of {model} live, {most} may: {[(each.id, each.state.value) for each in replicas]}",
-        )
+        if len(live) > most:
+            raise Violation(
+                "6", f"{len(live)} of {model} live, {most} may: {[(each.id, each.state.value) for each in replicas]}"
+            )
 
     def _last_ready_stays(self, before: Cluster, after: Cluster, model: str) -> None:
         if wanted(after, model) == 0:
@@ -429,11 +440,10 @@ class Checks:
             for old in before.replicas.values()
             if old.model == model and old.state is _R.READY and not self._failed(old, after)
         ]
-        require(
-            not went or any(self._downtime_allowed(before, after, old, now) for old, now in went),
-            "8",
-            lambda: f"the last ready of {model} goes: {[(old.id, now.why if now else '') for old, now in went]}",
-        )
+        if went and not any(self._downtime_allowed(before, after, old, now) for old, now in went):
+            raise Violation(
+                "8", f"the last ready of {model} goes: {[(old.id, now.why if now else '') for old, now in went]}"
+            )
 
     def _failed(self, old: Replica, after: Cluster) -> bool:
         """It did not go of anybody's will."""

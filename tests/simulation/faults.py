@@ -41,7 +41,7 @@ class Faults:
             (2, self.break_adapter),
             (1, self.break_gpu),
             (1, self.change_address),
-            (2, self.slow_network),
+            (4, self.slow_network),
             (1, self.second_machine),
         ]
         self._weights = [weight for weight, _ in kinds]
@@ -118,12 +118,13 @@ class Faults:
         self._cut([frozenset((gateway.host, plane.host)) for plane in self.world.planes])
 
     def slow_network(self) -> None:
-        self.world.wires.latency_s = self.rng.choice((0.001, 0.002, 0.01, 0.1, 0.3))
+        self.world.wires.latency_s = self.rng.choice((0.001, 0.002, 0.01, 0.1, 0.5, 1.0))
         self._tell("frames take {:g} s", self.world.wires.latency_s)
 
     def _hosts(self) -> list[str]:
         world = self.world
-        return [each.host for each in (*world.planes, *world.machines, *world.gateways)]
+        machines = [machine.host for machine in world.machines]
+        return [*machines, *(process.host for process in (*world.planes, *world.gateways))]
 
     # -- power and processes
 

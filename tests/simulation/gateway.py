@@ -68,6 +68,7 @@ class Gateway(Caller):
         """Replicas that could not be reached, and until when they are left alone."""
         self._report_due = False
         self._free_at = 0.0
+        self._looking = False
 
     @property
     def in_flight(self) -> int:
@@ -78,7 +79,6 @@ class Gateway(Caller):
         if self.saved is not None:
             self.table = self.saved
         self.after(self.world.request_gap_s(), self._client)
-        self.after(1.0, self._look_again)
 
     def on_kill(self) -> None:
         super().on_kill()
@@ -178,6 +178,9 @@ class Gateway(Caller):
         endpoint = self._choose(request.model)
         if endpoint is None:
             self.waiting.append(request)
+            if not self._looking:
+                self._looking = True
+                self.after(1.0, self._look_again)
             return
         request.replica, request.generation = endpoint.replica, endpoint.generation
         request.turn += 1
@@ -287,9 +290,8 @@ class Gateway(Caller):
                 self._place(request)
 
     def _look_again(self) -> None:
-        if self.waiting:
-            self._look()
-        self.after(1.0, self._look_again)
+        self._looking = False
+        self._look()
 
 
 def _endpoints(table: Routes | None) -> dict[str, tuple[int, str]]:

@@ -9,7 +9,7 @@ from llmgw.cluster.model import Cluster, DrainState, MoveState, Node, NodeState,
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import standing, wanted
 
-from .machine import require
+from .story import Violation
 
 if TYPE_CHECKING:
     from .world import World
@@ -45,7 +45,8 @@ class Healing:
                 still_since, state = world.timeline.now, now
             elif still_since is not None and world.timeline.now - still_since >= STILL_FOR_S:
                 break
-            require(world.timeline.now < ends_at, "11", lambda: f"not settled {WITHIN_S:g} s after the faults: {amiss}")
+            if world.timeline.now >= ends_at:
+                raise Violation("11", f"not settled {WITHIN_S:g} s after the faults: {amiss}")
         self._nothing_left_to_do()
 
     def _go_to(self, when_s: float) -> None:
@@ -60,10 +61,13 @@ class Healing:
         assert leader is not None
         assert leader.plane is not None
         actions = reconcile(leader.plane.cluster, leader.clock())
-        require(not actions, "11", lambda: f"still something to do: {actions}")
-        require(not world.open_requests, "14", lambda: f"{len(world.open_requests)} requests have not ended")
+        if actions:
+            raise Violation("11", f"still something to do: {actions}")
+        if world.open_requests:
+            raise Violation("14", f"{len(world.open_requests)} requests have not ended")
         for gateway in world.gateways:
-            require(gateway.in_flight == 0, "14", lambda: f"{gateway.name} counts requests in flight")
+            if gateway.in_flight != 0:
+                raise Violation("14", f"{gateway.name} counts requests in flight")
 
     # -- what is not as it should be
 
@@ -118,7 +122,8 @@ class Healing:
             if drain.state is not DrainState.DONE and not stuck:
                 return f"the drain of {drain.node} is {drain.state.value}: {drain.why}"
             for move in stuck:
-                require(bool(move.why), "12", lambda: f"{move} is blocked without a reason")
+                if not bool(move.why):
+                    raise Violation("12", f"{move} is blocked without a reason")
         return ""
 
     def _engines(self, cluster: Cluster) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from llmgw.cluster.model import DesiredShard, Exit, Inventory
-
-from .story import Violation
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -165,7 +162,7 @@ class Group:
                 del self.ranks[engine.shard.rank]
             return
         rng, wires = self.world.rng, self.world.wires
-        for rank, other in self.ranks.items():
+        for other in self.ranks.values():
             if other.live:
                 closed = wires.reach(engine.machine.host, other.machine.host)
                 delay_s = rng.uniform(0.02, 0.9) if closed else rng.uniform(2.0, 4.0)
@@ -265,8 +262,3 @@ class Machine:
         self.world.wires.dead.discard(self.host)
         self.world.wires.resume()
         self.world.timeline.after(self.world.rng.uniform(0.5, 5.0), self.agent.start)
-
-
-def require(holds: bool, rule: str, words: Callable[[], str]) -> None:
-    if not holds:
-        raise Violation(rule, words())

@@ -43,6 +43,10 @@ class Operator:
         plane = self._reached()
         if plane is not None:
             self.rng.choices(self._acts, self._weights)[0](plane)
+            if self.rng.random() < 0.3:
+                # Who changes one thing often changes another in the next moment.
+                self.world.timeline.after(self.rng.uniform(0.0, 1.5), self._next)
+                return
         self.world.timeline.after(self.rng.expovariate(1.0 / self.world.scenario.act_every_s), self._next)
 
     def _reached(self) -> ControlPlane | None:

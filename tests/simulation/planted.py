@@ -16,7 +16,7 @@ from typing import Any
 from llmgw.cluster import brake, capacity, derived, fitness, lifecycle, observe, quiet, scaling, topology
 from llmgw.cluster.model import Cluster, Gateway, Instant, Node, NodeState, ObservedShard, Replica, ReplicaState
 from llmgw.cluster.step import Step
-from llmgw.control import plane
+from llmgw.control import leadership, plane
 from llmgw.link import course
 from llmgw.store import memory
 
@@ -89,6 +89,7 @@ def _generation(undo: Undo) -> None:
 
 
 def _not_ended(undo: Undo) -> None:
+    _leftovers(undo)
     _everywhere(undo, lifecycle, "all_gone", lambda nodes, replica: True)
 
 
@@ -105,6 +106,8 @@ def _not_caught_up(undo: Undo) -> None:
 
 
 def _released(undo: Undo) -> None:
+    _leftovers(undo)
+
     def release(step: Step, replica: Replica) -> None:
         if replica.placements:
             step.put(replace(replica, placements=(), previous=replica.placements))
@@ -189,6 +192,9 @@ def _verdict(undo: Undo) -> None:
 
 
 def _older_leader(undo: Undo) -> None:
+    async def hold(self: Any) -> None: ...
+
+    _put(undo, leadership.Leadership, "hold", hold)
     original = course.Conversation.__init__
 
     def begin(self: Any, server: str, newest_epoch: int) -> None:
@@ -207,11 +213,10 @@ FAULTS = (
     Planted("stall", "a control plane that was stopped judges the silence that it slept through", _stall, ("13",)),
     Planted("brake", "more than half of the nodes are judged lost at once", _brake, ("brake",)),
     Planted("generation", "a shard of an older generation is taken for the newest", _generation, ()),
-    Planted("not-ended", "the next generation is placed before the last one has ended", _not_ended, ()),
+    Planted("not-ended", "a replica counts as ended while processes of it still run", _not_ended, ()),
     Planted("not-caught-up", "a shard that is not reported yet is taken for one that has ended", _not_caught_up, ()),
     Planted("released", "a failed replica gives up its GPUs while its processes still run", _released, ()),
     Planted("ports", "every shard of a node gets the first block of ports", _ports, ("1",)),
-    Planted("leftovers", "what a node runs and should not is not reckoned with", _leftovers, ()),
     Planted("fabrics", "a node on one fabric counts as on the other too", _fabrics, ("2",)),
     Planted("draining-nodes", "replicas are placed on nodes that are to be emptied", _draining_nodes, ("7",)),
     Planted("together", "ranks start as they come, without waiting for each other", _together, ("5",)),
@@ -221,7 +226,7 @@ FAULTS = (
     Planted("unheard", "a restarted control plane routes to ranks that it has not heard", _unheard, ("3",)),
     Planted("scale-down", "scaling down takes those that serve, and leaves those that do not", _scale_down, ("8",)),
     Planted("verdict", "a node that returns is told to stop what it runs before the verdict", _verdict, ()),
-    Planted("older-leader", "an agent goes back to a leader that was deposed", _older_leader, ("9",)),
+    Planted("older-leader", "a leader does not look after its lease, and agents go back to it", _older_leader, ("9",)),
     Planted("lost-answer", "a write whose answer was lost is not written again", _lost_answer, ("stored",)),
 )
 

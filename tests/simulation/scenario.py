@@ -39,7 +39,7 @@ class Scenario:
 def draw(rng: Random) -> Scenario:
     count = rng.choice((2, 3, 3, 4, 4, 5, 6))
     lost_after_s = rng.choice((8.0, 15.0, 30.0))
-    heartbeat_s = rng.choice((1.0, 2.0, 5.0)) if lost_after_s >= 15.0 else rng.choice((1.0, 2.0))
+    heartbeat_s = rng.choice((2.0, 5.0)) if lost_after_s >= 15.0 else 2.0
     calm = rng.random()
     return Scenario(
         inventories=tuple(inventory(rng, number) for number in range(1, count + 1)),
@@ -51,9 +51,9 @@ def draw(rng: Random) -> Scenario:
         lost_after_s=lost_after_s,
         in_flight_s=rng.choice((5.0, 30.0, 120.0)),
         lease_s=rng.choice((5.0, 15.0, 30.0)),
-        fault_every_s=rng.choice((2.0, 5.0, 10.0)),
-        act_every_s=rng.choice((3.0, 10.0, 20.0)),
-        request_every_s=rng.choice((0.5, 2.0, 4.0)),
+        fault_every_s=rng.choice((1.0, 3.0, 6.0)),
+        act_every_s=rng.choice((1.0, 4.0, 10.0)),
+        request_every_s=rng.choice((1.0, 3.0, 6.0)),
         stream_s=rng.choice((1.0, 5.0, 20.0)),
         chances={
             "exit_at_start": 0.03 * calm,

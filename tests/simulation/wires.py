@@ -109,6 +109,17 @@ class Stream:
         if self.open[side]:
             self.pipes[side].put(frame)
 
+    def beat(self, frame: Any) -> None:
+        """A client's heartbeat. Where nothing is in its way it arrives at once, which spares a step."""
+        pipe = self.pipes[CLIENT]
+        if not self.open[CLIENT]:
+            return
+        if pipe.moving or not self.open[SERVER] or not self.wires.reach(self.client.host, self.server.host):
+            pipe.put(frame)
+            return
+        self.heard_at[SERVER] = self.wires.timeline.now
+        self.server.receive(self, frame)
+
     def close(self, side: int, why: str = "closed") -> None:
         """This side's process ends the connection, or ends itself: the kernel says goodbye for it."""
         if self.open[side]:
