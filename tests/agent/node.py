@@ -168,7 +168,7 @@ async def opened(folder: Path, **options: Any) -> AsyncIterator[Node]:
 
 def clear(folder: Path) -> None:
     """Ends every engine that was started below ``folder``."""
-    for path in folder.glob("work/processes/*/*/record"):
+    for path in folder.glob("work/processes/**/record"):
         with suppress(RecordError):
             record = read_record(path)
             while record is not None and (left := holders(record.program.nonce)):
