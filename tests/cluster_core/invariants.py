@@ -76,7 +76,7 @@ def _routable(cluster: Cluster) -> list[str]:
                         found.append(f"3: {replica.id} is routed to while {placement.node} reports {shard}")
                 if node is not None and len(replica.placements) > 1 and node.heard_at_s <= 0.0:
                     found.append(f"3: {replica.id} is routed to before {placement.node} has been heard")
-                if node is not None and endpoint.preferred and node.state is NodeState.SUSPECT:
+                if node is not None and endpoint.preferred and (node.silent or node.state is NodeState.SUSPECT):
                     found.append(f"3: {replica.id} is preferred on {placement.node}, which is suspect")
             nodes = [cluster.nodes[placement.node] for placement in replica.placements]
             if not endpoint.preferred and all(is_live(node) for node in nodes):

@@ -11,7 +11,7 @@ from llmgw.cluster import drain as drains
 from llmgw.cluster.beside import nodes_of
 from llmgw.cluster.explain import why
 from llmgw.cluster.model import DrainState, MoveState, NodeState, Replica, ReplicaState, ShardState
-from llmgw.cluster.reconcile import reconcile
+from llmgw.cluster.reconcile import reconcile, routes
 
 from .building import model, node, profile
 from .lab import Lab, on_fabric
@@ -273,6 +273,37 @@ def test_requests_are_not_shifted_to_a_replacement_on_a_node_that_does_not_answe
     lab.hear("n4")
     lab.run()
     assert lab.is_drained("n1")
+
+
+@pytest.mark.parametrize("way", ["mute", "cut"])
+def test_a_node_that_is_drained_and_falls_silent_is_used_last_until_it_answers_again(way: str) -> None:
+    lab = full()
+    (old,) = lab.on("n1")
+    lab.drain("n1", wait=True)
+
+    def preferred() -> dict[str, bool]:
+        return {endpoint.replica: endpoint.preferred for route in routes(lab.state) for endpoint in route.endpoints}
+
+    assert set(preferred().values()) == {True}
+    getattr(lab, way)("n1")
+    lab.tick(16.0)
+    assert lab.state.nodes["n1"].state is NodeState.DRAINING
+    assert [name for name, first in preferred().items() if not first] == [old.id]
+    assert "node n1, which is draining, does not answer" in why(lab.state, "m").summary
+    assert lab.told("node.suspect") == ["node n1, which is draining, does not answer any more"]
+    lab.hear("n1") if way == "mute" else lab.connect("n1")
+    lab.tick()
+    assert set(preferred().values()) == {True}
+    assert lab.told("node.draining")[-1] == "node n1, which is draining, answers again"
+
+
+def test_a_node_that_is_silent_when_it_need_not_be_emptied_any_more_is_suspect() -> None:
+    lab = full()
+    lab.drain("n1", wait=True)
+    lab.mute("n1")
+    lab.tick(16.0)
+    lab.undrain("n1")
+    assert (lab.state.nodes["n1"].state, lab.state.nodes["n1"].silent) == (NodeState.SUSPECT, False)
 
 
 def test_what_was_placed_on_the_node_and_not_begun_there_is_made_elsewhere() -> None:

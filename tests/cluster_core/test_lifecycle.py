@@ -134,7 +134,8 @@ def test_a_node_to_be_emptied_is_draining_and_then_drained_until_that_is_taken_b
 def test_a_node_to_be_emptied_is_lost_while_it_is_lost_and_to_be_emptied_again_when_it_returns() -> None:
     """Taken down for maintenance and switched off: shown lost, not running, and not forgotten to be drained."""
     state = settled(replace(cluster([node("n1")]), drains=drained("n1")))
-    assert reconcile(state, later(20)) == ()
+    state = settled(state, later(20))
+    assert (state.nodes["n1"].state, state.nodes["n1"].silent) == (NodeState.DRAINED, True)
     state = settled(with_node(state, "n1", session=None), later(31))
     assert state_of(state) == (NodeState.LOST, "silent for 31 s")
     state = settled(with_node(state, "n1", session=2, heard_at_s=1040.0), later(40))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import EMPTIED, ENDED, RUNNING, observed
+from llmgw.cluster.lifecycle import EMPTIED, ENDED, RUNNING, is_suspect, observed
 from llmgw.cluster.model import (
     Cluster,
     DesiredShard,
@@ -173,13 +173,9 @@ def _endpoint(cluster: Cluster, replica: Replica) -> Endpoint:
         generation=replica.generation,
         url=f"http://{replica.endpoint}",
         api_key=replica_key(cluster.secret, replica.id),
-        preferred=not any(node is None or _is_suspect(node) for node in nodes),
+        preferred=not any(node is None or is_suspect(node) for node in nodes),
         max_concurrency=replica.profile.max_concurrency if replica.profile is not None else None,
     )
-
-
-def _is_suspect(node: Node) -> bool:
-    return node.state is NodeState.SUSPECT or (node.state in EMPTIED and node.session is None and node.heard_at_s > 0.0)
 
 
 def _why_none(cluster: Cluster, model: str, replicas: Iterable[Replica]) -> str:

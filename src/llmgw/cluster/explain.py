@@ -177,6 +177,8 @@ def _about_nodes(cluster: Cluster, replica: Replica) -> list[str]:
             continue
         if node.state is NodeState.SUSPECT:
             notes.append(f"node {node.id} is suspect: {node.why}")
+        elif node.silent:
+            notes.append(f"node {node.id}, which is {node.state.value}, does not answer")
         elif node.session is None:
             notes.append(f"node {node.id} has not come back yet")
         for gpu in node.inventory.gpus if node.inventory else ():

@@ -104,9 +104,10 @@ def lost_at_s(cluster: Cluster, node: Node) -> float:
 def judged(cluster: Cluster, node: Node, now: Instant) -> Node:
     """The node in the state that its silence, its session, drains, and what it has reported put it in now."""
     state, why = _verdict(cluster, node, now)
-    if state is node.state:
-        return node
-    return put_in(node, state, why, now)
+    silent = state in EMPTIED and is_silent(cluster, node, now)
+    if silent is not node.silent:
+        node = replace(node, silent=silent)
+    return node if state is node.state else put_in(node, state, why, now)
 
 
 def stays_ready(cluster: Cluster, node: Node, now: Instant) -> bool:
@@ -191,9 +192,14 @@ def away(node: Node | None) -> bool:
     return node is None or node.state in AWAY
 
 
+def is_suspect(node: Node) -> bool:
+    """True where what runs on the node is used only when there is nothing better."""
+    return node.silent or node.state is NodeState.SUSPECT
+
+
 def is_live(node: Node | None) -> bool:
     """True where the node is connected, and nothing speaks against it."""
-    return node is not None and node.session is not None and node.state not in AWAY | {NodeState.SUSPECT}
+    return node is not None and node.session is not None and not away(node) and not is_suspect(node)
 
 
 def observed(node: Node, replica: Replica, rank: int) -> ObservedShard | None:

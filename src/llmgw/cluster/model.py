@@ -247,6 +247,8 @@ class Node:
     caught_up: bool = True
     """False from the moment a changed desired state is sent until the node says that it has taken it up.
     In between, a shard that it does not report may still come, so its absence proves nothing."""
+    silent: bool = False
+    """True where it is to be emptied, which its state tells, and would be suspect otherwise."""
     inventory: Inventory | None = None
     vitals: Vitals | None = None
     probed: bool = False

@@ -146,8 +146,14 @@ def _judge(step: Step) -> None:
     unsure = [node for node in step.nodes.values() if not stays_ready(cluster, node, step.now)]
     for node in sorted(unsure, key=lambda node: node.id):
         after = judged(cluster, node, step.now)
-        if after is not node:
+        if after.state is not node.state:
             _put_node(step, after)
+        elif after is not node:
+            step.nodes[node.id] = after
+            kind, words = (
+                ("suspect", "does not answer any more") if after.silent else (node.state.value, "answers again")
+            )
+            step.note(f"node.{kind}", node.id, f"node {node.id}, which is {node.state.value}, {words}")
 
 
 def _put_node(step: Step, node: Node) -> None:

@@ -74,6 +74,7 @@ def _is_alike(old: Node | None, new: Node | None) -> bool:
     return (
         old.state is new.state
         and old.session == new.session
+        and old.silent is new.silent
         and (old.heard_at_s > 0.0) is (new.heard_at_s > 0.0)
         and old.probed is new.probed
         and old.shards is new.shards

@@ -19,7 +19,7 @@ from llmgw.store.bounds import with_bounded_story
 
 T = TypeVar("T")
 
-LIVE_FIELDS = frozenset({"session", "vitals", "heard_at_s", "shards", "caught_up"})
+LIVE_FIELDS = frozenset({"session", "vitals", "heard_at_s", "shards", "caught_up", "silent"})
 """Fields of a node that belong to its session: agents tell them anew, so they are not stored."""
 
 
