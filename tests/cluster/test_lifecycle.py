@@ -95,7 +95,7 @@ def test_a_node_that_dies_takes_nothing_with_it_for_good() -> None:
 
 
 def test_an_agent_that_is_frozen_holds_up_no_listing() -> None:
-    lab = Lab.make(SIM, extra=QUICK)
+    lab = Lab.make(SIM, extra="nodes: {suspect_after: 2s, lost_after: 1m}\n")
     try:
         lab.server()
         agent = lab.agent("n1", BEATS)
