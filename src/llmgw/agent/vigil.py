@@ -107,7 +107,7 @@ class Vigil:
             )
             return self._adapter.read_health(status, body)
         except NoAnswer as error:
-            return "the engine is starting" if error.refused else str(error)
+            return "the engine is starting" if error.refused and not self._ready() else str(error)
         except EngineUnhealthy as error:
             if self._ready():
                 return str(error)
