@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -27,7 +28,7 @@ from llmgw.control import fold
 from llmgw.control.leadership import Deposed
 from llmgw.control.plane import NotWritten, Plane
 from llmgw.link.messages import Heartbeat, Hello, Observed
-from llmgw.store.base import Change, Fenced, Saved, StoreError
+from llmgw.store.base import ApiKey, Change, Fenced, Saved, StoreError
 from llmgw.store.memory import MemoryStore
 from tests.control.leading import leading
 
@@ -321,9 +322,65 @@ class Forgetful(Recording):
 
     async def commit(self, epoch: int, change: Change) -> None:
         await super().commit(epoch, change)
+        self._lose()
+
+    async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
+        await super().set_scale(epoch, model, replicas, base)
+        self._lose()
+
+    async def put_key(self, epoch: int, key: ApiKey) -> None:
+        await super().put_key(epoch, key)
+        self._lose()
+
+    def _lose(self) -> None:
         if self.loses:
             self.loses -= 1
             raise StoreError("the connection broke: whether the step was written is not known")
+
+
+@pytest.mark.parametrize("before", [None, 2])
+async def test_a_scale_that_was_refused_and_written_all_the_same_is_put_right(before: int | None) -> None:
+    store, time = Forgetful(), Time()
+    plane = await turning(store, time)
+    await carried_out(plane, lambda: plane.set_scale("m", before))
+    store.loses = 3  # that of the override, of the note about it, and of the first try to put it right
+    with pytest.raises(StoreError, match="the connection broke"):
+        await carried_out(plane, lambda: plane.set_scale("m", 5))
+    await plane.turn()
+    assert "the connection broke" in (plane.trouble or "")
+    await plane.turn()
+    stored = await store.load()
+    assert stored.scale == plane.cluster.scale == ({} if before is None else {"m": before})
+    assert (plane.trouble, stored.scale_base) == (None, plane.scale_base)
+
+
+async def test_a_key_that_was_refused_and_written_all_the_same_lets_nobody_in() -> None:
+    store, time = Forgetful(), Time()
+    plane = await turning(store, time)
+    old, new = (ApiKey(id=f"key-{name}", name=name, hash=name, created_at=1.0) for name in ("old", "new"))
+    await carried_out(plane, lambda: plane.put_key(old))
+    for key in (new, replace(old, revoked_at=2.0)):
+        store.loses = 1
+        with pytest.raises(StoreError, match="the connection broke"):
+            await carried_out(plane, partial(plane.put_key, key))
+        await plane.turn()
+    kept = {key.id: key.revoked_at is None for key in (await store.load()).keys}
+    assert kept == {"key-old": True, "key-new": False}
+    assert {key.id: key.revoked_at is None for key in plane.keys.values()} == kept
+
+
+async def turning(store: Forgetful, time: Time) -> Plane:
+    """A plane that takes a turn when it is told to."""
+    leadership = await leading(store, clock=time)
+    cluster = Cluster(name="c", catalog=SIM, secret="s")
+    return Plane(cluster, store=store, leadership=leadership, saved=Saved(), clock=time)
+
+
+async def carried_out(plane: Plane, act: Callable[[], Awaitable[None]]) -> None:
+    asked = asyncio.ensure_future(plane.ask(act))
+    await asyncio.sleep(0)
+    await plane.turn()
+    await asked
 
 
 async def test_a_step_whose_answer_was_lost_leaves_nothing_behind_that_was_decided_otherwise_since() -> None:

@@ -35,6 +35,7 @@ from llmgw.control.clock import Clock, system_clock
 from llmgw.control.fold import Folded
 from llmgw.control.leadership import Deposed, Leadership
 from llmgw.store.base import ApiKey, Change, Event, Fenced, Saved, Store, StoreError
+from llmgw.store.codec import encode_key
 from llmgw.store.ulid import Ulids
 
 log = structlog.get_logger()
@@ -62,6 +63,10 @@ class _Doubtful:
     nodes: set[str] = field(default_factory=set)
     replicas: set[str] = field(default_factory=set)
     drains: set[str] = field(default_factory=set)
+    scale: set[str] = field(default_factory=set)
+    """Models of which an override may have been written. These and the keys are put right before anything else is."""
+    keys: dict[str, ApiKey] = field(default_factory=dict)
+    """Those that may have been written, as they would be then."""
 
     def add(self, change: Change) -> None:
         self.nodes |= {node.id for node in change.nodes} | set(change.removed_nodes)
@@ -219,7 +224,11 @@ class Plane:
     async def set_scale(self, model: str, replicas: int | None) -> None:
         spec = self.cluster.catalog.model(model)
         base = spec.replicas if spec else 0
-        await self.store.set_scale(self.epoch, model, replicas, base)
+        try:
+            await self.store.set_scale(self.epoch, model, replicas, base)
+        except StoreError:
+            self._doubtful.scale.add(model)
+            raise
         scale = {name: count for name, count in self.cluster.scale.items() if name != model}
         self.scale_base.pop(model, None)
         if replicas is not None:
@@ -228,7 +237,12 @@ class Plane:
         self.cluster = replace(self.cluster, scale=scale)
 
     async def put_key(self, key: ApiKey) -> None:
-        await self.store.put_key(self.epoch, key)
+        encode_key(key)  # What can't be written at all is refused here, and not tried again.
+        try:
+            await self.store.put_key(self.epoch, key)
+        except StoreError:
+            self._doubtful.keys[key.id] = key
+            raise
         self.keys = {**self.keys, key.id: key}
 
     def halt(self) -> None:
@@ -252,6 +266,7 @@ class Plane:
         """
         try:
             await self._leadership.hold()
+            await self._put_right()
             await self._take_in()
             await self._step()
         except Fenced as error:
@@ -287,6 +302,22 @@ class Plane:
             except Exception:
                 # Tried again after the next step. The nodes are heard, and what was decided is kept.
                 log.exception("a fault of llmgw's own: not all was sent out")
+
+    async def _put_right(self) -> None:
+        """Undo what was refused to an operator and may have been written all the same: only the answer was lost.
+
+        A key that nobody was given is left revoked.
+        """
+        doubtful = self._doubtful
+        for model in sorted(doubtful.scale):
+            replicas, base = self.cluster.scale.get(model), self.scale_base.get(model, 0)
+            await self.store.set_scale(self.epoch, model, replicas, base)
+            doubtful.scale.discard(model)
+        for key_id, written in sorted(doubtful.keys.items()):
+            key = self.keys.get(key_id) or replace(written, revoked_at=self.now().wall_s)
+            await self.store.put_key(self.epoch, key)
+            self.keys = {**self.keys, key_id: key}
+            del doubtful.keys[key_id]
 
     async def _take_in(self) -> None:
         self._awake.clear()
