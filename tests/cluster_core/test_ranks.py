@@ -9,6 +9,7 @@ import pytest
 
 from llmgw.cluster.actions import Note
 from llmgw.cluster.derived import unconfirmed
+from llmgw.cluster.explain import why
 from llmgw.cluster.model import Cluster, Drain, DrainState, NodeState, ReplicaState, ShardPeer, ShardState
 from llmgw.cluster.reconcile import desired, next_wake_s, reconcile, routes
 from llmgw.cluster.returning import WHOLE_WITHIN_S
@@ -408,6 +409,12 @@ def test_a_restarted_control_plane_sends_nothing_to_ranks_it_has_not_heard_and_k
     state = restarted(before)
     assert reconcile(state, later(1)) == ()
     assert (endpoints(state), unconfirmed(state)) == ([], (only(before).id,))
+    told = why(state, "m")
+    assert (told.ready, why(before, "m").ready) == (0, 1)
+    assert told.summary.startswith(f"0 of 1 replica ready, 1 not heard again yet; {only(before).id}: ready on n1, n2 ")
+    sent_nothing = "ready on n1, n2 when this control plane started; sent nothing before it has heard n1, n2 again; "
+    assert told.replicas[0].why.startswith(sent_nothing)
+    assert routes(state)[0].why_none == "no replica of m is ready: 1 not heard again yet"
     state = settled(with_node(state, "n2", session=2, heard_at_s=1001.0, shards=before.nodes["n2"].shards), later(1))
     assert endpoints(state) == []
     state = settled(with_node(state, "n1", session=3, heard_at_s=1002.0, shards=before.nodes["n1"].shards), later(2))

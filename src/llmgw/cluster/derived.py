@@ -141,9 +141,7 @@ def _route(
 def _routable(cluster: Cluster, replica: Replica) -> bool:
     if replica.state is not ReplicaState.READY or replica.endpoint is None:
         return False
-    # One on several nodes is not trusted to be whole because it once was: after a restart of this control plane, all
-    # of its nodes must have spoken first.
-    return len(replica.placements) == 1 or not _unheard(cluster, replica)
+    return not unheard(cluster, replica)
 
 
 def unconfirmed(cluster: Cluster) -> tuple[str, ...]:
@@ -152,13 +150,20 @@ def unconfirmed(cluster: Cluster) -> tuple[str, ...]:
     return tuple(
         replica.id
         for _, replica in sorted(cluster.replicas.items())
-        if replica.state is ReplicaState.READY and len(replica.placements) > 1 and _unheard(cluster, replica)
+        if replica.state is ReplicaState.READY and unheard(cluster, replica)
     )
 
 
-def _unheard(cluster: Cluster, replica: Replica) -> bool:
-    nodes = [cluster.nodes.get(placement.node) for placement in replica.placements]
-    return any(node is None or node.heard_at_s <= 0.0 for node in nodes)
+def unheard(cluster: Cluster, replica: Replica) -> tuple[str, ...]:
+    """Nodes that must be heard before a ready replica is believed to be ready still.
+
+    One on several nodes is not trusted to be whole because it once was: after a restart of this control plane, all of
+    its nodes must have spoken first. One on a single node is sent requests meanwhile.
+    """
+    if len(replica.placements) == 1:
+        return ()
+    nodes = [(placement.node, cluster.nodes.get(placement.node)) for placement in replica.placements]
+    return tuple(name for name, node in nodes if node is None or node.heard_at_s <= 0.0)
 
 
 def _answers_to(replica: Replica, alias: str) -> bool:
@@ -180,7 +185,8 @@ def _endpoint(cluster: Cluster, replica: Replica) -> Endpoint:
 
 def _why_none(cluster: Cluster, model: str, replicas: Iterable[Replica]) -> str:
     """In states and counts alone: clients need not know the nodes' names."""
-    states = Counter(replica.state.value for replica in replicas)
+    ready = ReplicaState.READY
+    states = Counter("not heard again yet" if each.state is ready else each.state.value for each in replicas)
     if not states:
         return f"{model} is scaled to 0 replicas" if wanted(cluster, model) == 0 else f"{model} has no replica yet"
     return f"no replica of {model} is ready: " + ", ".join(f"{states[state]} {state}" for state in sorted(states))

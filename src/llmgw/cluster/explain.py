@@ -9,6 +9,7 @@ from difflib import get_close_matches
 
 from llmgw.cluster.beside import original, replacement
 from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.derived import unheard
 from llmgw.cluster.lifecycle import RUNNING, away, gone
 from llmgw.cluster.model import Cluster, Drain, DrainState, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Planner, Refusal
@@ -58,7 +59,7 @@ def why(cluster: Cluster, model: str) -> Explanation:
     if spec is None and not replicas:
         return Explanation(model, 0, 0, _unknown(cluster, model))
     want = wanted(cluster, name)
-    ready = sum(replica.state is ReplicaState.READY for replica in replicas)
+    ready = sum(replica.state is ReplicaState.READY and not unheard(cluster, replica) for replica in replicas)
     lines = tuple(
         ReplicaWhy(replica.id, replica.state, why_replica(cluster, replica), why_outdated(cluster, replica))
         for replica in replicas
@@ -95,6 +96,9 @@ def _summary(
 ) -> str:
     words = f"{ready} of {count(want, 'replica')} ready" + _who_wants(cluster, name)
     others = Counter(replica.state.value for replica in replicas if replica.state is not ReplicaState.READY)
+    believed = sum(replica.state is ReplicaState.READY for replica in replicas)
+    if believed > ready:
+        others["not heard again yet"] = believed - ready
     if others:
         words += ", " + ", ".join(f"{others[state]} {state}" for state in sorted(others))
     missing = want - len(standing(cluster, name))
@@ -115,7 +119,7 @@ def _summary(
 
 
 def _is_shaky(cluster: Cluster, replica: Replica) -> bool:
-    """Ready as last heard, on a node that does not answer now."""
+    """Ready as last heard, on a node that does not answer now, or has not yet."""
     return replica.state is ReplicaState.READY and bool(_about_nodes(cluster, replica))
 
 
@@ -147,6 +151,8 @@ def why_replica(cluster: Cluster, replica: Replica) -> str:
         waits = _still_there(cluster, replica)
         words += f"; waits until {waits} has stopped it" if waits else ""
     elif replica.state in RUNNING:
+        if replica.state is ReplicaState.READY and (nodes := unheard(cluster, replica)):
+            words += f" when this control plane started; sent nothing before it has heard {', '.join(nodes)} again"
         words += "".join(f"; {note}" for note in (*_about_nodes(cluster, replica), *_about_moves(cluster, replica)))
     return words
 
