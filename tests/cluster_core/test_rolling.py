@@ -308,6 +308,7 @@ def test_a_restart_without_room_is_explained_and_waits() -> None:
     lab = serving(replicas=1, gpus=1)
     restart(lab)
     lab.run()
+    assert why(lab.state, "m").replicas[0].why.startswith("ready on n1; is to be restarted: ")
     assert "is to be restarted: there is no room for a replacement beside it" in why(lab.state, "m").replicas[0].why
     lab.add(node("n2", gpus=1))
     lab.run()

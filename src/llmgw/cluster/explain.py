@@ -151,8 +151,8 @@ def why_replica(cluster: Cluster, replica: Replica) -> str:
         waits = _still_there(cluster, replica)
         words += f"; waits until {waits} has stopped it" if waits else ""
     elif replica.state in RUNNING:
-        if replica.state is ReplicaState.READY and (nodes := unheard(cluster, replica)):
-            words += f" when this control plane started; sent nothing before it has heard {', '.join(nodes)} again"
+        if replica.state is ReplicaState.READY and (missing := unheard(cluster, replica)):
+            words += f" when this control plane started; sent nothing before it has heard {', '.join(missing)} again"
         words += "".join(f"; {note}" for note in (*_about_nodes(cluster, replica), *_about_moves(cluster, replica)))
     return words
 

@@ -77,7 +77,8 @@ def restart(cluster: Cluster, model: str, allow_downtime: bool, now: Instant) ->
         else:
             new = replace(old, restart=True, may_stop_first=allow_downtime, not_rolled_to=None)
         if new != old:
-            actions.append(PutReplica(told(new, _BY_RESTART, now) if new.restart else new))
+            # A line of its story alone: it serves on, and its own words say so.
+            actions.append(PutReplica(replace(told(new, _BY_RESTART, now), why=new.why) if new.restart else new))
     if actions:
         actions.append(Note("model.restart", model, f"{model} is restarted: {_BY_RESTART}"))
     return tuple(actions)
