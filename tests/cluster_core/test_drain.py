@@ -306,6 +306,28 @@ def test_a_node_that_is_silent_when_it_need_not_be_emptied_any_more_is_suspect()
     assert (lab.state.nodes["n1"].state, lab.state.nodes["n1"].silent) == (NodeState.SUSPECT, False)
 
 
+def test_one_that_only_takes_over_from_another_does_not_stand_in_for_one_that_was_lost() -> None:
+    lab = full()
+    (old,), (cut_off,) = lab.on("n1"), lab.on("n2")
+    lab.add(node("n3", gpus=1))
+    lab.slow = lambda shard: True
+    lab.drain("n1")
+    lab.until(lambda: any(engine.state is ShardState.STARTING for engine in lab.engines["n3"].values()))
+    lab.lose("n2")
+    lab.mute("n3")
+    lab.tick(16.0)
+    (new,) = lab.on("n3")
+    lab.engines["n3"][new.shard_id(0)].state = ShardState.READY
+    lab._report("n3")
+    lab.connect("n2")
+    assert lab.state.replicas[new.id].state is lab.state.replicas[old.id].state is ReplicaState.READY
+    assert lab.state.replicas[cut_off.id].state is ReplicaState.READY, "it stopped, and two are wanted"
+    lab.hear("n3")
+    lab.run()
+    assert {cut_off.id, new.id} == {replica.id for replica in lab.ready()}
+    assert old.id not in lab.state.replicas
+
+
 def test_what_was_placed_on_the_node_and_not_begun_there_is_made_elsewhere() -> None:
     lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
     (placed,) = lab.on("n1")

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from llmgw.cluster.catalog import Catalog
 from llmgw.cluster.model import Cluster, ObservedShard, ReplicaState, ShardState
 from llmgw.cluster.placement import Planner
 from llmgw.cluster.reconcile import apply, desired, desired_by_node, reconcile, routes
 from llmgw.cluster.what_if import Changes, what_if
 
-from .building import GIB, NOW, cluster, heard, later, model, node, observed, profile, with_node
+from .building import GIB, NOW, cluster, heard, later, model, node, observed, profile, ready, with_node
 from .fabrics import on
 
 NODES, GPUS, MODELS, REPLICAS, PER_FABRIC = 1000, 8, 100, 2000, 16
@@ -118,3 +119,14 @@ def test_a_thousand_refusals_over_fabrics() -> None:
     (why,) = {replica.why for replica in waiting.replicas.values()}
     assert why.startswith("ib-00 has 0 of 2 nodes with 8 free GPUs; ib-01 has 0 of 2; ib-02 has 0 of 2; 60 more")
     assert best_of(3, lambda: reconcile(waiting, NOW)) < INCREMENTAL_S
+
+
+def test_a_thousand_models_are_rolled_over_at_once() -> None:
+    nodes = [node(f"n{number:04}", gpus=GPUS) for number in range(500)]
+    models = [model(f"m{number:04}", profile(gpus_per_node=1), replicas=2) for number in range(1000)]
+    running = ready(cluster(nodes, models))
+    changed = [replace(spec, profiles=(profile(gpus_per_node=1, context=4096),)) for spec in models]
+    rolling = replace(running, catalog=Catalog(models=tuple(changed)))
+    rolling = apply(rolling, reconcile(rolling, NOW))
+    assert sum(replica.replaces is not None for replica in rolling.replicas.values()) == 1000
+    assert best_of(3, lambda: reconcile(rolling, NOW)) < 0.2

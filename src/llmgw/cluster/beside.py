@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -29,7 +29,11 @@ def original(where: Cluster | Step, replica: Replica) -> Replica | None:
 
 def replacement(where: Cluster | Step, replica: Replica) -> Replica | None:
     """The replica that takes over from this one; of several, the one that is nearest to it."""
-    found = [other for other in where.replicas.values() if other.replaces == replica.id and stands(other)]
+    return _nearest(replica, where.replicas.values())
+
+
+def _nearest(replica: Replica, others: Iterable[Replica]) -> Replica | None:
+    found = [other for other in others if other.replaces == replica.id and stands(other)]
     return min(found, key=lambda other: (other.state is not ReplicaState.READY, other.number, other.id), default=None)
 
 
@@ -55,6 +59,19 @@ class Round:
         self.step = step
         self.given_up: dict[str, tuple[str, str]] = {}
         """By the id of the original: which replacement failed for good in this round, and how."""
+        self._models: dict[str, list[str]] = {}
+        """Ids of each model's replicas: many may be replaced at once, and each looks at the others of its model."""
+        for replica in step.replicas.values():
+            self._models.setdefault(replica.model, []).append(replica.id)
+
+    def of_model(self, model: str) -> list[Replica]:
+        """The model's replicas as they stand now."""
+        replicas = self.step.replicas
+        return [replicas[key] for key in self._models.get(model, ()) if key in replicas]
+
+    def replacement(self, old: Replica) -> Replica | None:
+        """The replica that takes over from this one, as ``replacement`` has it."""
+        return _nearest(old, self.of_model(old.model))
 
     def make(self, spec: ModelSpec, old: Replica, why: str, *, prefer: Sequence[str] = ()) -> Replica | None:
         """A replacement made beside ``old``, preferably on the nodes named; None where there is no room for it."""
@@ -70,6 +87,7 @@ class Round:
         # It is placed with all others in this step; what it finds under ``previous`` it prefers.
         new = replace(new, replaces=old.id, spec=spec, not_rolled_to=old.not_rolled_to, previous=placed.placements)
         self.step.put(new)
+        self._models.setdefault(new.model, []).append(new.id)
         return new
 
     @cached_property

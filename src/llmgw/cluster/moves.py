@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmgw.cluster.beside import Round, has_served, nodes_of, replacement
+from llmgw.cluster.beside import Round, has_served, nodes_of
 from llmgw.cluster.drain import UNDER_WAY, blocked, may_stop_first, planned, to_move, waiting_words
 from llmgw.cluster.lifecycle import ENDED, RUNNING, observed, start_draining
 from llmgw.cluster.model import (
@@ -21,6 +21,7 @@ from llmgw.cluster.model import (
     Replica,
     ReplicaState,
 )
+from llmgw.cluster.quiet import still_sending
 from llmgw.cluster.rolling import spec_beside
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import clock, count
@@ -37,7 +38,8 @@ def carry_on(turn: Round) -> None:
         node = step.nodes.get(key)
         if node is None or node.state is NodeState.REVOKED:
             del step.drains[key]
-            step.note("drain.ended", key, f"{key} is not drained any more: it has been removed")
+            how = "removed" if node is None else "revoked"
+            step.note("drain.ended", key, f"{key} is not drained any more: it has been {how}")
         else:
             before = step.drains[key]
             _take_back(step, node)
@@ -96,13 +98,13 @@ def _follow(turn: Round, drain: Drain, move: Move) -> Move:
     if old.lost:
         return _become(move, MoveState.BLOCKED, f"was lost with its node, and {drain.node} may bring it back", now)
     if old.state is ReplicaState.DRAINING:
-        shifting = _still_sending(step.cluster, old, now)
+        shifting = "; ".join(still_sending(step.cluster, old, now))
         if shifting:
             return _counted(step, _become(move, MoveState.SHIFTING, shifting, now))
         return _counted(step, _become(move, MoveState.FINISHING, "finishes its requests in flight", now))
     if old.state in (ReplicaState.STOPPING, ReplicaState.FAILED):
         return _counted(step, _become(move, MoveState.STOPPING, old.why, now))
-    new = replacement(step, old)
+    new = turn.replacement(old)
     if new is not None:
         words = f"{new.id} takes over from it: {new.why}"
         starting = replace(move, replacement=new.id, targets=nodes_of(new) or move.targets)
@@ -137,19 +139,6 @@ def _become(move: Move, state: MoveState, why: str, now: Instant) -> Move:
         phase = move.state.value
         seconds[phase] = seconds.get(phase, 0.0) + max(now.wall_s - move.since, 0.0)
     return replace(move, state=state, why=why, since=now.wall_s, seconds=seconds)
-
-
-def _still_sending(cluster: Cluster, replica: Replica, now: Instant) -> str:
-    """Which gateways may still send it something new; empty: none."""
-    behind = []
-    for key, gateway in sorted(cluster.gateways.items()):
-        if gateway.connected and (gateway.may_send is None or replica.id in gateway.may_send):
-            behind.append(f"gateway {key} has not taken up the table without it yet")
-        elif not gateway.connected and now.monotonic_s < gateway.heard_at_s + cluster.lease_s:
-            behind.append(f"gateway {key} is not connected: the lease of its table runs on")
-    if now.monotonic_s < cluster.tables_settled_at_s:
-        behind.append("gateways that have not come back may send by an older table: its lease runs on")
-    return "; ".join(behind)
 
 
 def _counted(step: Step, move: Move) -> Move:

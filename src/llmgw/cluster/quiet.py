@@ -7,36 +7,48 @@ from llmgw.cluster.model import Cluster, Gateway, Instant, Replica, ReplicaState
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import count
 
-
-def waits_for(cluster: Cluster, replica: Replica, now: Instant) -> tuple[str, ...]:
-    """What the replica still has to wait for before it may stop, in words that name the gateways; empty: nothing."""
-    waits = [] if now.monotonic_s >= cluster.tables_settled_at_s else [_UNSETTLED]
-    for _, gateway in sorted(cluster.gateways.items()):
-        words = _of_gateway(cluster, gateway, replica.id, now)
-        if words:
-            waits.append(words)
-    return tuple(waits)
-
-
 _UNSETTLED = (
     "gateways that have not come back since this control plane took the lead: the lease of the table that they may "
     "still send by runs on"
 )
 
 
-def _of_gateway(cluster: Cluster, gateway: Gateway, replica_id: str, now: Instant) -> str:
+def waits_for(cluster: Cluster, replica: Replica, now: Instant) -> tuple[str, ...]:
+    """What the replica still has to wait for before it may stop, in words that name the gateways; empty: nothing."""
+    waits = _unsettled(cluster, now)
+    for _, gateway in sorted(cluster.gateways.items()):
+        sends, busy = _sends(cluster, gateway, replica.id, now), _in_flight(gateway, replica.id)
+        if sends:
+            waits.append(f"{sends}, with {busy}" if busy else sends)
+        elif busy:
+            waits.append(f"{busy} through gateway {gateway.id}")
+    return tuple(waits)
+
+
+def still_sending(cluster: Cluster, replica: Replica, now: Instant) -> tuple[str, ...]:
+    """Of what the replica waits for, which gateways may still send it something new; empty: none."""
+    sends = (_sends(cluster, gateway, replica.id, now) for _, gateway in sorted(cluster.gateways.items()))
+    return (*_unsettled(cluster, now), *filter(None, sends))
+
+
+def _unsettled(cluster: Cluster, now: Instant) -> list[str]:
+    return [] if now.monotonic_s >= cluster.tables_settled_at_s else [_UNSETTLED]
+
+
+def _sends(cluster: Cluster, gateway: Gateway, replica_id: str, now: Instant) -> str:
     if not gateway.connected:
         if now.monotonic_s >= gateway.heard_at_s + cluster.lease_s:
             return ""
         return f"gateway {gateway.id} is not connected: the lease of the table that it may still send by runs on"
     if gateway.may_send is None:
         return f"gateway {gateway.id} has not taken up a table yet"
-    traffic = gateway.traffic.get(replica_id)
-    in_flight = count(traffic.in_flight, "request") + " in flight" if traffic is not None and traffic.in_flight else ""
-    if replica_id in gateway.may_send:
-        words = f"gateway {gateway.id} has not taken up the table without it yet"
-        return f"{words}, with {in_flight}" if in_flight else words
-    return f"{in_flight} through gateway {gateway.id}" if in_flight else ""
+    return f"gateway {gateway.id} has not taken up the table without it yet" if replica_id in gateway.may_send else ""
+
+
+def _in_flight(gateway: Gateway, replica_id: str) -> str:
+    """What one that is not connected has in flight is not known: its lease is all that can be waited for."""
+    traffic = gateway.traffic.get(replica_id) if gateway.connected else None
+    return f"{count(traffic.in_flight, 'request')} in flight" if traffic is not None and traffic.in_flight else ""
 
 
 def let_go(step: Step) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmgw.cluster.beside import LEAVING, Round, nodes_of, original, replacement
+from llmgw.cluster.beside import LEAVING, Round, nodes_of, original
 from llmgw.cluster.drain import may_stop_first
 from llmgw.cluster.lifecycle import RUNNING, is_live, start_draining, stop
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Replica, ReplicaState
@@ -49,7 +49,7 @@ def _carry_over(turn: Round, new: Replica) -> None:
     if new.lost or new.state in LEAVING or original(step, new) is None:
         return
     drains = _drains_of(step, old)
-    why_not = _not_needed(step, new, old, drains)
+    why_not = _not_needed(turn, new, old, drains)
     if why_not:
         stop(step, new, why_not)
     elif _is_sure(step, new):
@@ -64,8 +64,9 @@ def _carry_over(turn: Round, new: Replica) -> None:
             start_draining(step, old, f"it may stop before there is another, and {words}")
 
 
-def _not_needed(step: Step, new: Replica, old: Replica, drains: list[Drain]) -> str:
+def _not_needed(turn: Round, new: Replica, old: Replica, drains: list[Drain]) -> str:
     """Why a replacement on its way is dropped; empty: it is not."""
+    step = turn.step
     if not _why_goes(step, old, drains):
         return f"{old.id} need not be replaced any more"
     spec = spec_beside(step.cluster, old)
@@ -73,7 +74,7 @@ def _not_needed(step: Step, new: Replica, old: Replica, drains: list[Drain]) -> 
         return "the catalog has changed again since it was started"
     if new.state is ReplicaState.READY:
         return ""
-    best = replacement(step, old)
+    best = turn.replacement(old)
     if best is not None and best.id != new.id:
         return f"{best.id} takes over from {old.id} already"
     closed = _drains_of(step, new)

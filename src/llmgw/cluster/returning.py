@@ -11,7 +11,7 @@ from dataclasses import replace
 from llmgw.cluster.lifecycle import ENDED, away, drain, moved, observed, stop
 from llmgw.cluster.model import Node, NodeState, ObservedShard, Replica, ReplicaState, ShardState
 from llmgw.cluster.observe import moved_away, progress
-from llmgw.cluster.scaling import wanted
+from llmgw.cluster.scaling import by_model, counted, wanted
 from llmgw.cluster.step import Step
 
 WHOLE_WITHIN_S = 60.0
@@ -22,9 +22,10 @@ REMEMBERED_S = 86_400.0
 
 def decide_on_lost(step: Step) -> None:
     """Decide, one after another, on each lost replica on which something can be decided."""
-    for replica in list(step.replicas.values()):
-        if replica.lost:
-            _decide(step, replica)
+    lost = [replica for replica in step.replicas.values() if replica.lost]
+    models = by_model(step) if lost else {}
+    for replica in lost:
+        _decide(step, replica, [other.id for other in models[replica.model]])
 
 
 def forgotten_at(replica: Replica) -> float:
@@ -32,7 +33,7 @@ def forgotten_at(replica: Replica) -> float:
     return replica.since + REMEMBERED_S
 
 
-def _decide(step: Step, replica: Replica) -> None:
+def _decide(step: Step, replica: Replica, same_model: list[str]) -> None:
     nodes = [step.nodes.get(placement.node) for placement in replica.placements]
     why = _why_never(step, replica, nodes)
     if why:
@@ -40,11 +41,11 @@ def _decide(step: Step, replica: Replica) -> None:
         return
     back = [node for node in nodes if node is not None and not away(node) and node.session is not None]
     if not back:
-        if step.now.wall_s >= forgotten_at(replica) and _is_replaced(step, replica):
+        if step.now.wall_s >= forgotten_at(replica) and _is_replaced(step, replica, same_model):
             stop(step, replica, f"others serve in its place, and its nodes have not come back for a day: {replica.why}")
     elif len(back) < len(nodes):
-        _wait_for_the_rest(step, replica, back)
-    elif _is_replaced(step, replica):
+        _wait_for_the_rest(step, replica, back, same_model)
+    elif _is_replaced(step, replica, same_model):
         _let_go(step, replica, back)
     else:
         _take_up(step, replica, back)
@@ -70,19 +71,17 @@ def _runs(shard: ObservedShard | None) -> bool:
     return shard is not None and shard.state not in ENDED and shard.state is not ShardState.STOPPING
 
 
-def _is_replaced(step: Step, replica: Replica) -> bool:
-    """True where as many as are wanted are ready without it."""
-    ready = sum(
-        other.model == replica.model and other.state is ReplicaState.READY and other.id != replica.id
-        for other in step.replicas.values()
-    )
+def _is_replaced(step: Step, replica: Replica, same_model: list[str]) -> bool:
+    """True where as many as are wanted are ready without it, those aside that only take over from a standing one."""
+    others = counted(step.replicas[key] for key in same_model if key in step.replicas)
+    ready = sum(other.state is ReplicaState.READY for other in others)
     return ready >= wanted(step.cluster, replica.model)
 
 
-def _wait_for_the_rest(step: Step, replica: Replica, back: list[Node]) -> None:
+def _wait_for_the_rest(step: Step, replica: Replica, back: list[Node], same_model: list[str]) -> None:
     now_s, names = step.now.monotonic_s, ", ".join(node.id for node in back)
     missing = ", ".join(sorted({placement.node for placement in replica.placements} - {node.id for node in back}))
-    if _is_replaced(step, replica):
+    if _is_replaced(step, replica, same_model):
         stop(step, replica, f"replaced while its nodes were away; {names} is back, {missing} is not")
     elif not now_s < replica.whole_by_s <= now_s + WHOLE_WITHIN_S:
         if replica.whole_by_s and replica.whole_by_s <= now_s:

@@ -163,7 +163,7 @@ def differs(spec: ModelSpec, replica: Replica) -> bool:
 
 def _roll_model(turn: Round, model: str, due: list[Replica]) -> None:
     step = turn.step
-    on_trial = _on_the_move(replica for replica in step.replicas.values() if replica.model == model) is not None
+    on_trial = _on_the_move(turn.of_model(model)) is not None
     serving: list[Replica] = []
     for replica in due:
         if not stands(replica) or original(step, replica) is not None or not reason(step.cluster, replica):
@@ -181,7 +181,7 @@ def _roll_model(turn: Round, model: str, due: list[Replica]) -> None:
 
 def _replace_one(turn: Round, model: str, serving: list[Replica]) -> None:
     step = turn.step
-    others = [replica for replica in step.replicas.values() if replica.model == model]
+    others = turn.of_model(model)
     if _on_the_move(others) is not None:
         return
     no_room: list[ModelSpec] = []

@@ -33,13 +33,14 @@ def wanted(cluster: Cluster, model: str) -> int:
 def standing(where: Cluster | Step, model: str) -> list[Replica]:
     """The model's replicas that count as its own, in the order of their ids: not those that leave, nor one lost with
     its nodes, nor one that is to take over from a standing one: that counts beside it, not in addition."""
-    return _counted(sorted((each for each in where.replicas.values() if each.model == model), key=_id))
+    return counted(sorted((each for each in where.replicas.values() if each.model == model), key=_id))
 
 
 _id = attrgetter("id")
 
 
-def _counted(replicas: Iterable[Replica]) -> list[Replica]:
+def counted(replicas: Iterable[Replica]) -> list[Replica]:
+    """Of all replicas of a model those that are ``standing``."""
     stays = [replica for replica in replicas if not replica.lost and replica.state not in _LEAVING]
     ids = {replica.id for replica in stays}
     return [replica for replica in stays if replica.replaces not in ids]
@@ -57,7 +58,7 @@ def scale(step: Step) -> None:
     """Make the replicas that are missing, and have those leave that are too many."""
     replicas = by_model(step)
     for model in sorted(replicas.keys() | {spec.name for spec in step.cluster.catalog.models}):
-        surplus = len(_counted(replicas.get(model, ()))) - wanted(step.cluster, model)
+        surplus = len(counted(replicas.get(model, ()))) - wanted(step.cluster, model)
         if surplus < 0:
             _make(step, model, -surplus, [replica.id for replica in replicas.get(model, ()) if replica.lost])
         while surplus > 0:
