@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmgw.cluster.model import Placement, Replica, ReplicaState, ShardState
+from llmgw.cluster import drain
+from llmgw.cluster.model import DrainState, Placement, Replica, ReplicaState, ShardState
 from llmgw.cluster.reconcile import reconcile
 
 from .building import NOW, cluster, model, node, observed, profile
@@ -31,3 +32,23 @@ def test_a_replica_is_placed_while_another_of_its_model_leaves_a_node_that_was_r
         for placement in getattr(getattr(action, "replica", None), "placements", ())
     ]
     assert placed == ["n3"]
+
+
+def test_a_drain_that_may_stop_what_serves_stops_what_was_never_started_too() -> None:
+    waiting = Replica(
+        id="m-aaaaa",
+        model="m",
+        state=ReplicaState.PREPARING,
+        since=NOW.wall_s,
+        why="prepared",
+        generation=1,
+        number=1,
+        profile=profile(memory_bytes=1 << 30),
+        spec=model("m", profile(memory_bytes=1 << 30)),
+        placements=(Placement(node="n1", port=20000, memory_bytes=1 << 30),),
+    )
+    state = cluster([node("n1")], [model("m", profile(memory_bytes=1 << 30))], replicas={waiting.id: waiting})
+    assert drain.plan(state, "n1", now=NOW, wait=True).state is DrainState.WAITING
+    assert drain.plan(state, "n1", now=NOW, wait=True, force=True).state is DrainState.MOVING
+    assert drain.plan(state, "n1", now=NOW, wait=True, allow_downtime=["m"]).state is DrainState.MOVING
+    assert drain.plan(state, "n1", now=NOW, wait=True, allow_downtime=["other"]).state is DrainState.WAITING

@@ -241,13 +241,15 @@ class Checks:
     def after_turn(self, process: ControlPlane, plane: Plane) -> None:
         before, after = self._before[process.name], plane.cluster
         self._turns += 1
+        if plane.trouble is not None:
+            return  # What came in is taken up, and nothing was decided on it.
         if after.nodes is not before.nodes:
             self._nodes_judged(process, before, after)
         if after.replicas is not before.replicas or after.catalog is not before.catalog:
             self._replicas_changed(process, plane, before, after)
         if self._turns % DEAR_EVERY == 0:
             self._decided_alike(process, plane)
-            if plane.trouble is None and plane.epoch == self.epoch:
+            if plane.epoch == self.epoch:
                 self._stored_as_decided(after)
 
     def _decided_alike(self, process: ControlPlane, plane: Plane) -> None:
@@ -267,7 +269,7 @@ class Checks:
             )
         for name, replica in after.replicas.items():
             stored = self.replicas[name]
-            if replica is not stored and replace(replica, drained_by_s=0.0) != replace(stored, drained_by_s=0.0):
+            if replica is not stored and _timeless(replica) != _timeless(stored):
                 raise Violation("stored", f"{replica} is stored as {stored}")
 
     def _nodes_judged(self, process: ControlPlane, before: Cluster, after: Cluster) -> None:
@@ -357,7 +359,8 @@ class Checks:
         live = {(engine.shard.id, engine.shard.generation) for each in self.world.machines for engine in each.engines}
         if any(key in self._refused or (key in self._started and key not in live) for key in keys):
             return
-        if not any(key in self._started for key in keys) or all(map(self._has, keys, replica.placements)):
+        begun = replica.state in (_R.STARTING, _R.READY) or any(key in self._started for key in keys)
+        if not begun or all(map(self._has, keys, replica.placements)):
             raise Violation(
                 "failed", f"{replica.id} is failed in generation {replica.generation}, and no rank of it has"
             )
@@ -459,6 +462,11 @@ class Checks:
                 if drain is not None and (drain.force or replica.model in drain.allow_downtime):
                     return True
         return False
+
+
+def _timeless(replica: Replica) -> Replica:
+    """Without the times of one control plane's own clock, which are not stored."""
+    return replace(replica, drained_by_s=0.0, whole_by_s=0.0)
 
 
 def _lost(replica: Replica, after: Cluster) -> bool:

@@ -132,7 +132,7 @@ def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, no
             why=f"{beside.id} takes over from it",
         )
     if not has_served(replica):
-        return _move_unready(cluster, planner, replica, spec, move)
+        return _move_unready(cluster, planner, drain, replica, spec, move)
     placed = planner.find(spec)
     if placed is not None:
         planner.release(replica)
@@ -146,7 +146,9 @@ def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, no
     return stopped_first if placed is None else _to(planner, stopped_first, spec, placed)
 
 
-def _move_unready(cluster: Cluster, planner: Planner, replica: Replica, spec: ModelSpec, move: Move) -> Move:
+def _move_unready(
+    cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, spec: ModelSpec, move: Move
+) -> Move:
     """It serves nothing yet, so that it need not stay until there is another."""
     planner.release(replica)
     placed = planner.find(spec)
@@ -154,7 +156,7 @@ def _move_unready(cluster: Cluster, planner: Planner, replica: Replica, spec: Mo
         words = "has failed" if replica.state is ReplicaState.FAILED else "is not ready"
         return _to(planner, replace(move, why=f"{words}: it is started anew there"), spec, placed)
     summary = planner.summary(spec)
-    if original(cluster, replica) is not None:
+    if original(cluster, replica) is not None or may_stop_first(drain, replica):
         return replace(move, why=f"is made anew once there is room for it: {summary}")
     return replace(move, state=MoveState.BLOCKED, why=summary)
 
