@@ -17,7 +17,7 @@ from llmgw.agent.main import Agent
 from llmgw.cluster.model import DesiredShard, Fabric, Inventory, ObservedShard, ShardState, Vitals
 from llmgw.config import AgentConfig, load_agent
 from llmgw.link.client import LinkError
-from llmgw.link.messages import Desired, Heartbeat, LogLines, LogsRequest, Observed, RoutesAck
+from llmgw.link.messages import Desired, Heartbeat, Hello, LogLines, LogsRequest, Observed, RoutesAck
 from llmgw.link.server import LinkServer, Peer, RefusedPeer
 from tests.agent.discovery.machines import write_port
 from tests.agent.node import alive, clear, sim
@@ -182,6 +182,29 @@ async def test_a_stream_that_breaks_again_and_again_loses_nothing(pki: Pki, conf
         assert len(ledger.hellos) >= 8
         (shard,) = ledger.shards.values()
         assert shard.generation == 1
+
+
+async def test_no_report_answers_to_a_wish_of_an_earlier_session(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that is made between the hello and the welcome: wishes are counted anew in each session."""
+    answers_to: list[int] = []
+    hello = Agent._hello
+
+    def and_look(agent: Agent) -> Hello:
+        made = hello(agent)
+        answers_to.append(agent.converge.revision)
+        return made
+
+    monkeypatch.setattr(Agent, "_hello", and_look)
+    async with serving(pki) as (server, ledger), running(config, server) as agent:
+        await ledger.until(lambda: ledger.revision == 1, "the first wish is taken up")
+        ledger.want(sim())
+        await ledger.until(lambda: ledger.revision == agent.converge.revision == 2, "the second is")
+        assert ledger.peer is not None
+        ledger.peer.end("cut by the test")
+        await ledger.until(lambda: len(ledger.hellos) == 2 and ledger.revision == 1, "it is back")
+    assert answers_to == [0, 0]
 
 
 async def test_a_report_that_is_lost_is_made_up_for(

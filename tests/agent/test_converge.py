@@ -19,7 +19,7 @@ from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.model import EngineState, ShardState
 from llmgw.link.messages import Desired
 from llmgw.process.identity import holders
-from tests.agent.node import Node, alive, clear, free_port, opened, sim
+from tests.agent.node import DEADLINE_S, Node, alive, clear, free_port, opened, sim
 from tests.agent.supervisor.conftest import eventually
 
 
@@ -70,6 +70,25 @@ async def test_a_newer_generation_begins_when_the_older_is_gone(folder: Path) ->
         # The next one may have been started in between only where the report shows nothing of the first any more.
         generations = [{shard.generation for shard in shards} for shards in node.told]
         assert {1, 2} not in generations
+
+
+async def test_what_takes_the_place_of_what_ends_is_there_in_the_same_moment(folder: Path) -> None:
+    """Whoever is told that a wish was taken up takes what is not there for ended."""
+    async with opened(folder) as node:
+        port = free_port()
+        node.want(sim(1, port=port))
+        await node.one(ShardState.READY)
+        seen: list[int] = []
+
+        async def look() -> None:
+            while all(shard.generation != 2 for shard in node.converge.shards()):
+                seen.append(len(node.converge.shards()))
+                await asyncio.sleep(0)
+
+        node.want(sim(2, port=port))
+        async with asyncio.timeout(DEADLINE_S):
+            await look()
+        assert set(seen) == {1}
 
 
 async def test_a_wish_that_changes_while_a_shard_starts_and_stops_ends_where_it_was_last(folder: Path) -> None:

@@ -267,6 +267,19 @@ async def test_what_was_half_started_goes_on_no_sooner_than_it_is_asked_for_in_t
         await node.one(ShardState.READY)
 
 
+async def test_what_was_half_started_and_may_not_join_the_other_ranks_any_more_is_not_started(folder: Path) -> None:
+    """The agent was stopped in between, and its file may say other fabrics now."""
+    port = free_port()
+    await killed(folder, port, "waiting for its sidecar ray")
+    (folder / "ray-ready").touch()
+    async with manned(whole(folder)) as node:
+        wanted = crewed(port=port)
+        node.want(replace(wanted, profile=replace(wanted.profile, nodes=2)))
+        failed = await node.one(ShardState.FAILED)
+        assert failed.why.startswith("rank 0 of 2 was told of 0 ranks")
+        assert "engine" not in starts(folder)
+
+
 async def test_what_was_half_started_and_is_not_wanted_any_more_is_stopped(folder: Path) -> None:
     await killed(folder, free_port(), "waiting for its sidecar ray")
     async with manned(whole(folder)) as node:

@@ -58,8 +58,8 @@ class Converge:
         self._asked = desired.revision
         self._changed.set()
 
-    def welcomed(self) -> None:
-        """A new session counts its revisions anew."""
+    def begin_session(self) -> None:
+        """A new session counts its revisions anew. Called before anything is said in it."""
         self._asked = self.revision = 0
 
     def adopt(self, running: Iterable[Running], ended: Iterable[Ended], remembered: Iterable[Remembered]) -> None:
@@ -134,7 +134,8 @@ class Converge:
         if self._wanted is None or life.runner.id not in self._wanted:
             await life.runner.forget()
         del self._lives[life.runner.id]
-        self._changed.set()
+        # At once: whoever is told that a wish has been taken up takes what is not there for ended.
+        self._converge_shards()
         await self._clear_away()
 
     async def _clear_away(self) -> None:

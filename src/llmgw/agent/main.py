@@ -168,7 +168,6 @@ class Agent:
         match frame:
             case Welcome():
                 self._said = None
-                self.converge.welcomed()
                 self._logs.drop_all()  # whoever asked for them has gone, or asks anew
                 self._dirty.set()
             case Desired():
@@ -179,6 +178,7 @@ class Agent:
     # -- what it is told
 
     def _hello(self) -> Hello:
+        self.converge.begin_session()
         return Hello(
             role="node",
             id=self.id,

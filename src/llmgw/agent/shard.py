@@ -182,6 +182,7 @@ class ShardRunner(Presence):
         self._before_start = ShardState.STARTING
         self._say(ShardState.STARTING, "adopted in the middle of its start: goes on once it is asked for again")
         await self._go.wait()
+        self._require_fit(adapter)
         await self._bring_up(adapter, await self._program(adapter), await self._weights(adapter))
 
     async def _recognise(self) -> None:
