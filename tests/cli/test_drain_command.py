@@ -154,7 +154,14 @@ async def test_a_drain_is_followed_to_its_report(lab: Lab) -> None:
     status, out, err = await following.end()
     assert (status, err) == (0, "")
     *_, report, back = out.splitlines()
-    assert report == "n1 is drained: 2 replicas moved, 3 requests in flight finished, 0 broken"
+    assert report.startswith("n1 is drained: 2 replicas moved, 3 requests finished, 0 broken; starting ")
+    status, out, err = await lab.ctl("drain", "n1")
+    assert (status, err) == (0, "")
+    assert out.startswith("nothing is placed on n1: it is drained\n")
+    assert report in out
+    assert [event["kind"] for event in await lab.json("events", "--subject", "n1")].count("drain.done") == 1, (
+        "asked again, it does nothing"
+    )
     assert back == "`llmgw ctl undrain n1` puts it back to use"
     (row,) = [line for line in out.splitlines() if line.startswith(first) and "finishing 0." in line]
     assert row.split()[1:4] == ["m", "3", "0"]
@@ -183,7 +190,7 @@ async def test_what_cannot_move_starts_nothing_and_says_the_choices(lab: Lab) ->
     assert "waits until everything can move" in listed
     assert "--wait" in listed
     status_table = (await lab.ctl("status"))[1]
-    assert "drain     n1: waiting, 0 of 2 replicas moved" in status_table
+    assert "drain     n1: waits until everything can move: " in status_table
 
 
 async def test_an_interrupt_leaves_the_drain_going_and_says_so(lab: Lab) -> None:
@@ -267,7 +274,7 @@ async def test_what_can_not_be_supposed_is_refused_in_words(lab: Lab, tmp_path: 
     unsound.write_text("modles: []\n")
     status, _, err = await lab.ctl("what-if", "--file", str(unsound))
     assert status == 1
-    assert "modles" in err
+    assert f"{unsound}:1:1: modles" in err, "the file is named as it was typed"
 
 
 async def test_a_deadline_is_a_duration(lab: Lab) -> None:

@@ -112,7 +112,11 @@ def status_of(lab: Cluster, brake: Brake | None) -> dict[str, Any]:
     return {**found, "drains": [drain_of(lab)]}
 
 
-BRAKE = Brake(since=NOW.wall_s, silent=tuple(NAMES[:3]), words="3 of 4 nodes fell silent at once")
+BRAKE = Brake(
+    since=NOW.wall_s,
+    silent=tuple(NAMES[:3]),
+    words="3 of 4 nodes are silent; if they are gone indeed: llmgw ctl brake release",
+)
 
 
 def shown(lab: Cluster) -> dict[str, Callable[[], object]]:
@@ -191,20 +195,74 @@ def test_why_is_a_tree_of_profiles_fabrics_and_nodes(lab: Cluster, capsys: pytes
 
 def test_the_brake_is_the_first_thing_that_the_status_says(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     tables.status(status_of(lab, BRAKE))
-    first, silent, release, *rest = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out
+    first, silent, returns, *rest = said.splitlines()
     assert first.startswith("BRAKE     on for ")
-    assert first.endswith("3 of 4 nodes fell silent at once")
+    assert first.endswith(BRAKE.words)
     assert silent.split(": ")[1] == ", ".join(NAMES[:3])
-    assert release.endswith("where they are gone indeed: llmgw ctl brake release")
+    assert returns.strip() == "it comes off by itself as they return"
+    assert said.count("llmgw ctl brake release") == 1
     assert "cp2 (not connected, and may send by its last table for 12 s more)" in "\n".join(rest)
     tables.status(status_of(lab, None))
     assert "BRAKE" not in capsys.readouterr().out
 
 
-def test_a_broken_stream_stands_in_the_report(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    drain_tables.report(drain_of(lab, state=MoveState.MOVED, broken=2))
+def test_a_released_brake_does_not_ask_to_be_released(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    tables.status(status_of(lab, replace(BRAKE, released=True)))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("BRAKE     released: silent nodes are judged as ever")
+    assert ", ".join(NAMES[:3]) in first
+    assert "ctl brake release" not in first
+
+
+def test_the_status_names_models_that_lack_replicas(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = status_of(lab, None)
+    tables.status(answer)
+    assert "models    1 of 2 ready\n" in capsys.readouterr().out
+    tables.status({**answer, "lacking": {"b": 2, "a": 1}})
+    assert (
+        "models    1 of 2 ready; of its replicas a lacks 1, b lacks 2: llmgw ctl why MODEL\n" in capsys.readouterr().out
+    )
+    tables.status({**answer, "lacking": {f"m{number}": 1 for number in range(9)}})
     said = capsys.readouterr().out
-    assert f"{NAMES[0]} is drained: 1 replica moved, 20 requests in flight finished, 2 broken\n" in said
+    assert "m4 lacks 1, 4 more lack some: " in said
+    assert "m5" not in said
+
+
+def test_a_drain_is_said_once_in_the_status(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = status_of(lab, None)
+    drain = {**answer["drains"][0], "why": "0 of 2 replicas moved; m-a is finishing"}
+    tables.status({**answer, "drains": [drain, {**drain, "state": "done", "why": "2 replicas moved"}]})
+    said = capsys.readouterr().out
+    assert f"drain     {NAMES[0]}: 0 of 2 replicas moved; m-a is finishing\n" in said
+    assert f"drain     {NAMES[0]} is drained: 2 replicas moved\n" in said
+
+
+def test_a_node_that_is_still_silent_is_said_to_be_silent_for_as_long(
+    lab: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = replace(lab.nodes[NAMES[3]], state=NodeState.LOST, why="silent for 31 s", heard_at_s=400.0)
+    node_tables.nodes([answered(views.node_view(node, 1_000.0))])
+    node_tables.node(answered(views.node_view(node, 1_000.0)))
+    said = capsys.readouterr().out
+    assert said.count("silent for 600 s") == 3, said
+    assert "31 s" not in said
+
+
+def test_engines_stand_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"version": "1", "state": "installed", "words": ""}
+    tables.engines(
+        [{**row, "name": name, "node": node} for name, node in (("sim", "n2"), ("llamacpp", "n2"), ("sim", "n1"))]
+    )
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(line[0], line[2]) for line in lines] == [("llamacpp", "n2"), ("sim", "n1"), ("sim", "n2")]
+
+
+def test_a_broken_stream_stands_in_the_report(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    drain = drain_of(lab, state=MoveState.MOVED, broken=2)
+    drain_tables.report({**drain, "why": "1 replica moved, 20 requests finished, 2 broken"})
+    said = capsys.readouterr().out
+    assert f"{NAMES[0]} is drained: 1 replica moved, 20 requests finished, 2 broken\n" in said
     assert "starting 12.3, shifting 0.2, finishing 3.0" in said
 
 

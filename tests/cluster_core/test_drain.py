@@ -406,6 +406,8 @@ def test_where_downtime_is_allowed_the_original_stops_first(options: dict[str, o
     assert lab.is_drained("n1")
     assert [replica.state for replica in lab.replicas()] == [ReplicaState.READY, ReplicaState.UNPLACED]
     assert lab.move("n1").downtime
+    (words,) = lab.told("drain.done")
+    assert words.startswith("n1 is drained: 0 replicas moved, 1 stopped without a replacement, 0 requests finished")
 
 
 def test_downtime_that_is_allowed_is_not_taken_where_there_is_room() -> None:

@@ -113,13 +113,17 @@ async def test_a_drain_moves_replicas_one_by_one_and_breaks_nothing(tmp_path: Pa
         clock.move(60)  # No gateway of an earlier control plane can still send by its table.
         gateway = floor.join_gateway("gw")
         peers = await serving(floor, "n1", "n2")
-        floor.ack(gateway, await floor.table(gateway))
-        await floor.settled()
         old = next(id for id, nodes in nodes_of(floor).items() if nodes == ("n1",))
+        floor.ack(gateway, await floor.table(gateway), {old: Traffic(in_flight=3)})
+        await floor.settled()
+        status = (await client.get("/api/v1/status")).json()
+        assert status["gateways"][0]["in_flight"] == 0, "no replica leaves yet"
+        assert status["lacking"] == {}
 
         answer = await client.post("/api/v1/nodes/n1/drain", json=FULL)
         assert answer.status_code == 200, answer.text
         assert only_move(answer)["replica"] == old
+        assert only_move(answer)["in_flight"] == 0, "what it had open before is not counted down"
         await floor.obey(*peers)
         new = next(replica.id for replica in floor.plane.cluster.replicas.values() if replica.replaces == old)
         assert (states(floor)[old], states(floor)[new]) == ("draining", "ready")
@@ -128,7 +132,7 @@ async def test_a_drain_moves_replicas_one_by_one_and_breaks_nothing(tmp_path: Pa
         assert old not in ids
         assert new in ids
         waits = (await client.get(f"/api/v1/replicas/{old}")).json()["waits_for"]
-        assert waits == ["gateway gw has not taken up the table without it yet"]
+        assert waits == ["gateway gw has not taken up the table without it yet, with 3 requests in flight"]
 
         floor.ack(gateway, table, {old: Traffic(in_flight=2)})
         await floor.obey(*peers)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from llmgw.cli import drain_tables
 from llmgw.cli.admin import Output, OutputOption, admin, complain, show
-from llmgw.cli.rows import console
+from llmgw.cli.rows import console, fact
 from llmgw.client import AdminClient, AdminError
 from llmgw.config.faults import Refused
 from llmgw.config.quantities import parse_duration
@@ -123,7 +124,7 @@ def _follow(client: AdminClient, node: str, drain: View, *, quiet: bool) -> View
         while True:
             if not quiet:
                 for line in drain_tables.news(drain, told):
-                    out.print(line, soft_wrap=not out.is_terminal)
+                    fact(out, f"{datetime.now().astimezone():%H:%M:%S}", line)
             if drain["state"] == "done":
                 return drain
             if live is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 from rich.text import Text
@@ -27,8 +26,10 @@ def _nodes(replica: View) -> list[str]:
 def plan(drain: View, places: Mapping[str, str]) -> None:
     """Where each replica goes, or why it can't."""
     out = console()
-    if not drain["moves"]:
-        out.print(f"nothing is placed on {drain['node']}: it is drained as soon as that is asked for")
+    moves = [move for move in drain["moves"] if move["state"] != "moved"]
+    if not moves:
+        drained = "it is drained" if drain["node_state"] == "drained" else "it is drained as soon as that is asked for"
+        out.print(f"nothing is placed on {drain['node']}: {drained}")
         return
     columns = [Column("REPLICA"), Column("MODEL", 2), Column("FROM", 3), Column("TO"), Column("WEIGHTS", 1)]
     rows = [
@@ -40,7 +41,7 @@ def plan(drain: View, places: Mapping[str, str]) -> None:
             "-" if not move["targets"] else "there" if move["weights_there"] else "to load",
             Text(move["why"], style="red" if move["state"] == "blocked" else ""),
         )
-        for move in drain["moves"]
+        for move in moves
     ]
     print_rows(out, columns, "WHY", rows)
 
@@ -111,12 +112,10 @@ def news(drain: View, told: dict[str, tuple[str, ...]]) -> Iterator[Text]:
             continue
         told[move["replica"]] = said
         words = move["why"] or _phase_words(move)
-        yield Text.assemble(
-            f"{_clock()}  ", (move["replica"], "bold"), "  ", state_text(move["state"]), f"  {words}" if words else ""
-        )
+        yield Text.assemble((move["replica"], "bold"), "  ", state_text(move["state"]), f"  {words}" if words else "")
     of_drain = (drain["state"], drain["why"] if drain["state"] == "waiting" else "")
     if told.get("") != of_drain and drain["state"] == "waiting":
-        yield Text(f"{_clock()}  waiting  {drain['why']}")
+        yield Text(f"waiting  {drain['why']}")
     told[""] = of_drain
 
 
@@ -151,17 +150,10 @@ def report(drain: View) -> None:
             for move in moves
         ]
         print_rows(out, columns, "WHAT BECAME OF IT", rows)
-    broken = sum(move["broken"] for move in moves)
-    finished = sum(move["finished"] for move in moves)
-    count = f"{len(moves)} replica{'s' * (len(moves) != 1)} moved"
-    words = f"{drain['node']} is drained: {count}, {finished} requests in flight finished, {broken} broken"
-    fact(out, "", Text(words, style="red" if broken else "green"), indent=0)
+    style = "red" if any(move["broken"] for move in moves) else "green"
+    fact(out, "", Text(f"{drain['node']} is drained: {drain['why']}", style=style), indent=0)
     fact(out, "", f"`llmgw ctl undrain {drain['node']}` puts it back to use", indent=0)
 
 
 def _seconds(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {seconds[phase]:.1f}" for phase in _PHASES if phase in seconds) or "-"
-
-
-def _clock() -> str:
-    return datetime.now().astimezone().strftime("%H:%M:%S")

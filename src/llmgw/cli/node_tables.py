@@ -78,9 +78,15 @@ def _down(fabric: Row, hcas: list[Row]) -> list[str]:
 
 def _troubles(found: Row) -> list[str]:
     """Why a node is as it is, where it is not simply ready; and what it has not said yet."""
-    why = [found["why"]] if found["state"] != "ready" and found["why"] else []
+    why = [_why(found)] if found["state"] != "ready" and found["why"] else []
     unsaid = [] if found["engines"] else ["no engine" if found["probed"] else "has not said yet which engines it has"]
     return [*why, *unsaid]
+
+
+def _why(found: Row) -> str:
+    """How long it was silent when it was judged grows old: a node that still is has been silent longer."""
+    silent = found["state"] in ("suspect", "lost") and found["why"].startswith("silent for ")
+    return f"silent for {found['silent_s']:.0f} s" if silent and found["silent_s"] is not None else str(found["why"])
 
 
 def _no_engine(found: Row) -> str:
@@ -96,7 +102,7 @@ def node(answer: Row) -> None:
     out = console()
     fact(out, "", title("node", answer), indent=0)
     if answer["why"]:
-        fact(out, "why", answer["why"])
+        fact(out, "why", _why(answer))
     connected = "" if answer["connected"] else ", not connected"
     silent = f", silent for {answer['silent_s']:g} s" if answer["silent_s"] is not None else ""
     fact(out, "agent", f"v{answer['agent_version']} from {answer['address']}{connected}{silent}")

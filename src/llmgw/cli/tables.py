@@ -13,6 +13,9 @@ from llmgw.cli.rows import Column, ago, console, fact, print_rows, state_text, t
 
 Row = dict[str, Any]
 
+MODELS_NAMED = 5
+"""So many of the models that lack replicas the status names."""
+
 
 def print_json(answer: Any) -> None:
     print(json.dumps(answer, indent=2, ensure_ascii=False))
@@ -34,17 +37,28 @@ def status(answer: Row) -> None:
     fact(out, "cluster", f"{answer['cluster']} (llmgw v{answer['version']}, epoch {answer['epoch']})")
     fact(out, "nodes", _counts(answer["nodes"]))
     fact(out, "replicas", _counts(answer["replicas"]))
-    fact(out, "models", f"{answer['models_ready']} of {answer['models']} ready")
+    fact(out, "models", _models_ready(answer))
     gateways = [_gateway(gateway, answer["table_version"]) for gateway in answer["gateways"]]
     fact(out, "gateways", ", ".join(gateways) or "none connected")
     for drain in answer["drains"]:
-        done, moves = drain["counts"].get("moved", 0), len(drain["moves"])
-        words = f"{drain['node']}: {drain['state']}, {done} of {moves} replicas moved"
-        fact(out, "drain", f"{words}: {drain['why']}" if drain["why"] else words)
+        node = f"{drain['node']} is drained" if drain["state"] == "done" else drain["node"]
+        fact(out, "drain", f"{node}: {drain['why'] or drain['state']}")
     if answer["halting"]:
         fact(out, "halting", Text("every replica is being stopped", style="yellow"))
     if answer["trouble"]:
         fact(out, "trouble", Text(answer["trouble"], style="red"))
+
+
+def _models_ready(answer: Row) -> Text:
+    """A model counts with one ready replica; those that want more are named."""
+    words = Text(f"{answer['models_ready']} of {answer['models']} ready")
+    lacking = [f"{model} lacks {count}" for model, count in sorted(answer["lacking"].items())]
+    if lacking:
+        named = lacking[:MODELS_NAMED] + [f"{len(lacking) - MODELS_NAMED} more lack some"] * (
+            len(lacking) > MODELS_NAMED
+        )
+        words.append(f"; of its replicas {', '.join(named)}: llmgw ctl why MODEL", "yellow")
+    return words
 
 
 def _gateway(gateway: Row, table_version: int) -> str:
@@ -61,20 +75,14 @@ def _gateway(gateway: Row, table_version: int) -> str:
 
 
 def _brake(out: Console, brake: Row) -> None:
+    silent = ", ".join(brake["silent"])
     if brake["released"]:
-        fact(out, "BRAKE", Text(f"released: the silent nodes are judged as ever: {brake['words']}", style="yellow"))
+        words = f"released: silent nodes are judged as ever, and lost ones made up for elsewhere ({silent})"
+        fact(out, "BRAKE", Text(words, style="yellow"))
         return
     fact(out, "BRAKE", Text(f"on for {ago(brake['since'])}: {brake['words']}", style="bold red"))
-    fact(out, "", Text(f"silent: {', '.join(brake['silent'])}", style="red"))
-    fact(
-        out,
-        "",
-        Text(
-            "No node is judged lost meanwhile, so nothing is moved. It comes off by itself as they return; where they "
-            "are gone indeed: llmgw ctl brake release",
-            style="red",
-        ),
-    )
+    fact(out, "", Text(f"silent: {silent}", style="red"))
+    fact(out, "", Text("it comes off by itself as they return", style="red"))
 
 
 def brake(answer: Row) -> None:
@@ -182,7 +190,10 @@ def engines(answer: list[Row]) -> None:
         out.print("no node has reported an engine")
         return
     columns = [Column("ENGINE"), Column("VERSION"), Column("NODE"), Column("STATE")]
-    rows = [(each["name"], each["version"], each["node"], state_text(each["state"]), each["words"]) for each in answer]
+    rows = [
+        (each["name"], each["version"], each["node"], state_text(each["state"]), each["words"])
+        for each in sorted(answer, key=lambda each: (each["name"], each["node"]))
+    ]
     print_rows(out, columns, "WORDS", rows)
 
 

@@ -48,7 +48,7 @@ def what_if(
     with admin(context) as client:
         body: dict[str, Any] = {"lose": lose or [], "lose_fabrics": lose_fabric or [], "add": added}
         if file is not None:
-            body["file"] = _text_of(file)
+            body |= {"file": _text_of(file), "file_name": str(file)}
         show(client.post("what-if", body), output, table)
 
 
@@ -75,10 +75,11 @@ def table(answer: dict[str, Any]) -> None:
             Column("WEIGHTS", 2),
         ]
         print_rows(out, columns, "WHY", rows)
-    else:
-        out.print("no replica would move, stop or be new")
+    elif not answer["unplaced"]:
+        out.print("nothing would change: no replica would move, stop or be new")
     if answer["unplaced"]:
-        out.print()
+        if rows:
+            out.print()
         homeless = [
             (Text("no place", style="red"), each["model"], str(each["replicas"]), str(each["already"]), each["summary"])
             for each in answer["unplaced"]
@@ -88,7 +89,7 @@ def table(answer: dict[str, Any]) -> None:
 
 
 def _moves(move: dict[str, Any]) -> tuple[Text | str, ...]:
-    to = ", ".join(move["to_nodes"]) + (" (stops first)" if move["downtime"] else "")
+    to = ", ".join(move["to_nodes"]) + (" (no room beside it)" if move["downtime"] else "")
     there = (", ".join(move["from_nodes"]) or "-", to, move["fabric"] or "-")
     return (Text("moves", style="yellow"), move["replica"], move["model"], *there, _weights(move), move["why"])
 

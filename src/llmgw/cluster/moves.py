@@ -217,10 +217,14 @@ def _is_empty(step: Step, node: Node) -> bool:
 
 
 def report(drain: Drain) -> str:
-    """What became of the drain: replicas moved, requests finished and broken, seconds in each phase."""
+    """What became of the drain: replicas moved, and those stopped without a replacement; requests finished and broken;
+    seconds in each phase."""
     finished = sum(move.finished for move in drain.moves)
     broken = sum(move.broken for move in drain.moves)
-    words = f"{count(len(drain.moves), 'replica')} moved, {count(finished, 'request')} finished, {broken} broken"
+    gone = sum(move.replacement is None for move in drain.moves)
+    words = f"{count(len(drain.moves) - gone, 'replica')} moved, "
+    words += f"{gone} stopped without a replacement, " if gone else ""
+    words += f"{count(finished, 'request')} finished, {broken} broken"
     seconds: Counter[str] = Counter()
     for move in drain.moves:
         seconds.update({phase: taken for phase, taken in move.seconds.items() if phase in _PHASES})

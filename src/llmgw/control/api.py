@@ -23,6 +23,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmgw.cluster.beside import LEAVING
 from llmgw.cluster.model import Gateway
 from llmgw.control import views
 from llmgw.control.api_operations import Strict, add_operations
@@ -342,6 +343,7 @@ def _status(plane: Plane, desk: Desk) -> views.StatusView:
         gateways=tuple(_gateway(plane, desk, gateway) for _, gateway in sorted(cluster.gateways.items())),
         brake=brake_view(cluster.brake),
         drains=drain_views(cluster),
+        lacking={model.name: model.replicas - model.ready for model in models if model.ready < model.replicas},
     )
 
 
@@ -356,7 +358,11 @@ def _gateway(plane: Plane, desk: Desk, gateway: Gateway) -> views.GatewayView:
         table_acked=here.acked if here else 0,
         connected=gateway.connected,
         may_send_for_s=None if gateway.connected else max(0.0, round(left_s, 1)),
-        in_flight=sum(traffic.in_flight for traffic in gateway.traffic.values()),
+        in_flight=sum(
+            traffic.in_flight
+            for replica, traffic in gateway.traffic.items()
+            if replica in plane.cluster.replicas and plane.cluster.replicas[replica].state in LEAVING
+        ),
     )
 
 

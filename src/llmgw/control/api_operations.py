@@ -44,6 +44,8 @@ class WhatIfBody(Strict):
     add: tuple[AddedNodes, ...] = Field(default=(), max_length=100)
     file: str | None = None
     """The text of a changed server.yaml, of which the models are taken."""
+    file_name: str = Field(default="the-file-supposed.yaml", min_length=1, max_length=4096)
+    """How faults of that file are to name it."""
 
 
 class RestartBody(Strict):
@@ -63,7 +65,7 @@ def add_operations(router: APIRouter, plane: Plane, folder: Path) -> None:
             lose_fabrics=body.lose_fabrics,
             add=tuple(Addition(nodes=added.nodes, gpus_per_node=added.gpus, fabric=added.fabric) for added in body.add),
         )
-        return what_if_view(await suppose(plane, changes, body.file, folder))
+        return what_if_view(await suppose(plane, changes, body.file, folder, body.file_name))
 
 
 def _drains(router: APIRouter, plane: Plane) -> None:

@@ -31,7 +31,7 @@ class MoveView:
     seconds: dict[str, float]
     """What each phase took so far, by the name of its state."""
     in_flight: int
-    """Requests that gateways have open at the original just now."""
+    """Requests that gateways have open at the original, once it has left their tables."""
     finished: int
     """Requests that ended whole since the original left the table."""
     broken: int
@@ -103,7 +103,7 @@ def brake_view(brake: Brake | None) -> BrakeView | None:
 
 
 def _move_view(cluster: Cluster, move: Move) -> MoveView:
-    leaves = move.state not in (MoveState.PENDING, MoveState.MOVED)
+    left = move.state in (MoveState.FINISHING, MoveState.STOPPING)
     return MoveView(
         replica=move.replica,
         model=move.model,
@@ -115,7 +115,7 @@ def _move_view(cluster: Cluster, move: Move) -> MoveView:
         replacement=move.replacement,
         since=rfc3339(move.since) if move.since else None,
         seconds=dict(move.seconds),
-        in_flight=_in_flight(cluster, move.replica) if leaves else 0,
+        in_flight=_in_flight(cluster, move.replica) if left else 0,
         finished=move.finished,
         broken=move.broken,
     )

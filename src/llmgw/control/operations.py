@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from llmgw.cluster import drain as draining
 from llmgw.cluster import rolling
 from llmgw.cluster.actions import Note, PutBrake, PutDrain, RemoveDrain
-from llmgw.cluster.model import Brake, Cluster, Drain, Node, NodeState
+from llmgw.cluster.model import Brake, Cluster, Drain, DrainState, Node, NodeState
 from llmgw.cluster.wording import count
 from llmgw.control.errors import ApiError
 from llmgw.control.names import model_named, node_named, running_model_named
@@ -51,7 +51,10 @@ async def drain_node(plane: Plane, node: str, options: DrainOptions) -> Drain:
         drain, refusal = plan_drain(plane, node, options)
         if refusal is not None:
             raise ApiError(409, "drain_refused", refusal, f"llmgw ctl drain {node} --plan shows every replica")
-        is_new = node not in plane.cluster.drains
+        before = plane.cluster.drains.get(node)
+        if before is not None and before.state is DrainState.DONE and len(drain.moves) == len(before.moves):
+            return  # it is drained already, and nothing has come since
+        is_new = before is None
         words = f"{node} is to be emptied: {drain.why}" if is_new else f"drained with other options: {drain.why}"
         note = Note("drain.started" if is_new else "drain.changed", node, words)
         await plane.carry_out((PutDrain(drain), note))
@@ -140,4 +143,6 @@ def _refuse_to_remove(node: Node) -> None:
 
 
 def restart_words(model: str, replicas: Sequence[str]) -> str:
-    return f"{count(len(replicas), 'replica')} of {model} replaced by fresh ones, one after another"
+    be = "is" if len(replicas) == 1 else "are"
+    what = f"{count(len(replicas), 'replica')} of {model} {be} replaced by fresh ones, one after another"
+    return f"{what}: `llmgw ctl why {model}` says how far that is"

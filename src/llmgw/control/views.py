@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmgw.cluster.explain import why, why_replica
 from llmgw.cluster.model import (
@@ -146,7 +146,7 @@ class GatewayView:
     may_send_for_s: float | None = None
     """Of one that is not connected: how much longer it may send by its last table."""
     in_flight: int = 0
-    """Requests that it has open at replicas that left its table."""
+    """Requests that it has open at replicas that leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +162,14 @@ class StatusView:
     """Nodes by state."""
     replicas: dict[str, int]
     models_ready: int
+    """Models of which at least one replica is ready."""
     models: int
     gateways: tuple[GatewayView, ...]
     brake: BrakeView | None = None
     """Many nodes are silent at once, and none is judged lost; None: it is not on."""
     drains: tuple[DrainView, ...] = ()
+    lacking: dict[str, int] = field(default_factory=dict)
+    """Models that want more replicas than are ready: how many more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
