@@ -105,11 +105,14 @@ def test_no_rank_is_told_to_start_before_all_are_prepared() -> None:
     assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [True, True]
 
 
+WAITS = "rank 0: loading on n1; it says: waiting for rank 1 of 2"
+
+
 def test_once_told_to_start_they_are_not_told_otherwise() -> None:
     state = settled(reported(settled(lab()), S.PREPARING, prepared=True))
     assert reconcile(state, NOW) == (), "neither has taken it up yet"
-    state = settled(report(state, "n1", S.LOADING, why="waiting for rank 1 of 2"))
-    assert (only(state).state, only(state).why) == (ReplicaState.STARTING, "rank 0: waiting for rank 1 of 2 on n1")
+    state = settled(report(state, "n1", S.LOADING, why="loading; it says: waiting for rank 1 of 2"))
+    assert (only(state).state, only(state).why) == (ReplicaState.STARTING, WAITS)
     assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [True, True]
 
 

@@ -183,7 +183,8 @@ def progress(
         return states[rank], f"on {missing}: waits for its agent to take it up"
     if states[rank] is not ReplicaState.READY:
         which = f"rank {rank}: " if len(shards) > 1 else ""
-        return states[rank], f"{which}{shard.why or shard.state.value} on {nodes[rank].id}"
+        words, says, output = (shard.why or shard.state.value).partition("; it says: ")
+        return states[rank], f"{which}{words} on {nodes[rank].id}{says}{output}"
     if shards[0] is None or shards[0].endpoint is None:
         return ReplicaState.STARTING, f"its shard on {nodes[0].id} says that it is ready, but not at which address"
     return ReplicaState.READY, f"ready on {', '.join(node.id for node in nodes)}"

@@ -82,7 +82,7 @@ def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
 
 def _make(step: Step, model: str, number: int, lost: list[str]) -> None:
     why = f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted"
-    why += f", and {', '.join(lost)} lost with its nodes" if lost else ""
+    why += f", and {', '.join(lost)} lost with the nodes they were on" if lost else ""
     for _ in range(number):
         step.put(new_replica(step, model, why))
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
+NAMED = 20
+"""So many of the names that there are stand in a refusal of another."""
+
 
 class ApiError(Exception):
     """``message`` says what happened, ``hint`` what to do next; ``code`` is stable, for scripts."""
@@ -22,5 +27,15 @@ class ApiError(Exception):
 
 
 def not_found(what: str, name: str, known: list[str]) -> ApiError:
-    known_words = f"known: {', '.join(sorted(known)[:20])}" if known else f"there is no {what} yet"
-    return ApiError(404, f"{what}_not_found", f"no {what} is called {name[:100]!r}", known_words)
+    return ApiError(404, f"{what}_not_found", f"no {what} is called {name[:100]!r}", _known(what, name[:100], known))
+
+
+def _known(what: str, name: str, known: list[str]) -> str:
+    if not known:
+        return f"there is no {what} yet"
+    named = sorted(known)[:NAMED]
+    if len(known) == len(named):
+        return f"known: {', '.join(named)}"
+    close = get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"{meant}known: {', '.join(named)} and {len(known) - len(named)} more"
