@@ -36,6 +36,7 @@ GIB = 2**30
 SIM = Catalog(
     models=(ModelSpec(name="m", profiles=(Profile(name="p", engine="sim", memory_bytes=GIB),)),),
 )
+NONE = Catalog()
 INVENTORY = Inventory(
     hostname="n1",
     os="Debian",
@@ -313,6 +314,12 @@ async def test_a_scale_override_ends_when_the_file_says_another_number() -> None
         bench.plane.tell(lambda: bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
         await bench.settled(lambda: bench.plane.cluster.scale == {})
         assert (await bench.store.load()).scale == {}
+        await bench.plane.ask(lambda: bench.plane.set_scale("m", 3))
+        bench.plane.tell(lambda: bench.plane.take_catalog(NONE, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
+        await bench.settled(lambda: bench.plane.cluster.scale == {})
+    words = [event.words for change in bench.store.changes for event in change.events if event.kind == "model.scale"]
+    ends = "the override of its replicas ends: "
+    assert words == [ends + "the file says another number now", ends + "it is no longer in the file"]
 
 
 class Forgetful(Recording):

@@ -35,8 +35,8 @@ REPLICA_CHANGES: Mapping[ReplicaState, frozenset[ReplicaState]] = {
     _R.STOPPING: frozenset(),
     _R.FAILED: frozenset({_R.UNPLACED, _R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING}),
 }
-"""From UNPLACED or FAILED straight to a running state: its lost nodes came back with the generation still running;
-to DRAINING: they did, and others serve in its place already."""
+"""From FAILED straight to a running state: its lost nodes came back with the generation still running; to DRAINING:
+they did, and others serve in its place already. From UNPLACED as well: stores of older releases have lost ones so."""
 
 _S = ShardState
 SHARD_CHANGES: Mapping[ShardState, frozenset[ShardState]] = {

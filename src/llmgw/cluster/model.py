@@ -297,7 +297,8 @@ class StoryLine:
 class Replica:
     """One running copy of a model. ``placements[rank]`` is where that rank runs, and what is not free because of it.
 
-    A failed replica has placements until its generation is seen to have ended, an unplaced one only while ``lost``.
+    A failed replica has placements until its generation is seen to have ended, an unplaced one has none,
+    unless it is ``lost`` and comes from the store of an older release.
     """
 
     id: str

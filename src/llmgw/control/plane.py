@@ -469,5 +469,6 @@ class Plane:
         for model in list(self.cluster.scale):
             spec = catalog.model(model)
             if spec is None or spec.replicas != self.scale_base.get(model):
-                self.note("model.scale", model, "the override of its replicas ends: the file says another number now")
+                why = "the file says another number now" if spec is not None else "it is no longer in the file"
+                self.note("model.scale", model, f"the override of its replicas ends: {why}")
                 self.tell(partial(self.set_scale, model, None))
