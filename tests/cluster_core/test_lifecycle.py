@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from llmgw.cluster.actions import Note
 from llmgw.cluster.lifecycle import NODE_CHANGES, REPLICA_CHANGES, SHARD_CHANGES, STORY_LINES, backoff_s, moved, told
 from llmgw.cluster.model import (
     Cluster,
@@ -140,6 +141,15 @@ def test_a_node_to_be_emptied_is_lost_while_it_is_lost_and_to_be_emptied_again_w
     assert state_of(state) == (NodeState.LOST, "silent for 31 s")
     state = settled(with_node(state, "n1", session=2, heard_at_s=1040.0), later(40))
     assert state_of(state)[0] is NodeState.DRAINED
+
+
+def test_a_node_that_is_revoked_is_not_to_be_emptied_any_more() -> None:
+    state = replace(cluster([node("n1", state=NodeState.REVOKED, session=None)]), drains=drained("n1"))
+    actions = reconcile(state, NOW)
+    assert apply(state, actions).drains == {}
+    assert [action.words for action in actions if isinstance(action, Note)] == [
+        "n1 is not drained any more: it has been revoked"
+    ]
 
 
 def test_a_control_plane_that_has_just_started_knows_nothing_of_what_runs_on_a_drained_node() -> None:
