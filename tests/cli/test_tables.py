@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import typer
 
-from llmgw.cli import drain_tables, node_tables, tables, what_if
+from llmgw.cli import drain_tables, node_tables, rows, tables, what_if
 from llmgw.cluster import drain as draining
 from llmgw.cluster.model import (
     Brake,
@@ -221,11 +221,12 @@ def test_the_status_names_models_that_lack_replicas(lab: Cluster, capsys: pytest
     assert "models    1 of 2 ready\n" in capsys.readouterr().out
     tables.status({**answer, "lacking": {"b": 2, "a": 1}})
     assert (
-        "models    1 of 2 ready; of its replicas a lacks 1, b lacks 2: llmgw ctl why MODEL\n" in capsys.readouterr().out
+        "models    1 of 2 ready; replicas that are missing: 1 of a, 2 of b (llmgw ctl why MODEL)\n"
+        in capsys.readouterr().out
     )
     tables.status({**answer, "lacking": {f"m{number}": 1 for number in range(9)}})
     said = capsys.readouterr().out
-    assert "m4 lacks 1, 4 more lack some: " in said
+    assert "1 of m4, and of 4 models more (" in said
     assert "m5" not in said
 
 
@@ -297,3 +298,9 @@ def test_nodes_to_add_as_people_write_them(text: str, expected: dict[str, object
 def test_nodes_to_add_that_make_no_sense(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="such as 2x8@ib-a or 4x8"):
         what_if.added_nodes(text)
+
+
+def test_what_an_indented_line_goes_on_with_is_indented_more() -> None:
+    assert rows.wrapped("  a b", 4, hang=True) == ["  a", "      b"]
+    assert rows.wrapped("aa bb", 4, hang=True) == ["aa", "bb"]
+    assert rows.wrapped("  a b", 4) == ["  a", "b"]

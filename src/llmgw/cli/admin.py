@@ -61,7 +61,7 @@ def complain(words: str) -> None:
     text = f"llmgw ctl: {words}"
     if sys.stderr.isatty():
         width = max(shutil.get_terminal_size().columns, LEAST_ROOM)
-        text = "\n".join(part for line in text.splitlines() for part in wrapped(line, width))
+        text = "\n".join(part for line in text.splitlines() for part in wrapped(line, width, hang=True))
     print(text, file=sys.stderr)
 
 

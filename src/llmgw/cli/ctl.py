@@ -12,6 +12,7 @@ import typer
 from llmgw.cli import drain, node_tables, tables
 from llmgw.cli.admin import Output, OutputOption, Where, admin, show
 from llmgw.cli.cert import app as cert_app
+from llmgw.cli.rows import console, fact
 from llmgw.cli.what_if import what_if
 
 ctl = typer.Typer(help="The operator's client.", no_args_is_help=True)
@@ -148,7 +149,7 @@ def restart(
     """Replace a model's replicas by fresh ones, one at a time: the new one is ready before the old one goes."""
     with admin(context) as client:
         answer = client.post(f"models/{model}/restart", {"allow_downtime": allow_downtime})
-    show(answer, output, lambda answer: print(answer["words"]))
+    show(answer, output, lambda answer: fact(console(), "", answer["words"], indent=0))
 
 
 @brake_app.callback()

@@ -92,9 +92,12 @@ class Column:
     """Where the terminal is too narrow, columns with the highest number go first; 0: never."""
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most that width, broken between words: names with hyphens stay whole."""
-    return textwrap.wrap(text, width, break_on_hyphens=False)
+def wrapped(text: str, width: int, *, hang: bool = False) -> list[str]:
+    """Lines of at most that width, broken between words: names with hyphens stay whole. ``hang``: what an indented
+    text goes on with is indented more."""
+    indent = len(text) - len(text.lstrip())
+    more = " " * (indent + 4 if hang and indent else 0)
+    return textwrap.wrap(text, width, break_on_hyphens=False, subsequent_indent=more)
 
 
 def print_rows(out: Console, columns: Sequence[Column], words: str, rows: Sequence[Sequence[Text | str]]) -> None:

@@ -52,12 +52,12 @@ def status(answer: Row) -> None:
 def _models_ready(answer: Row) -> Text:
     """A model counts with one ready replica; those that want more are named."""
     words = Text(f"{answer['models_ready']} of {answer['models']} ready")
-    lacking = [f"{model} lacks {count}" for model, count in sorted(answer["lacking"].items())]
+    lacking = [f"{count} of {model}" for model, count in sorted(answer["lacking"].items())]
     if lacking:
-        named = lacking[:MODELS_NAMED] + [f"{len(lacking) - MODELS_NAMED} more lack some"] * (
+        named = lacking[:MODELS_NAMED] + [f"and of {len(lacking) - MODELS_NAMED} models more"] * (
             len(lacking) > MODELS_NAMED
         )
-        words.append(f"; of its replicas {', '.join(named)}: llmgw ctl why MODEL", "yellow")
+        words.append(f"; replicas that are missing: {', '.join(named)} (llmgw ctl why MODEL)", "yellow")
     return words
 
 

@@ -74,10 +74,12 @@ def refusal(drain: Drain) -> str | None:
         return None
     models = " ".join(f"--allow-downtime {model}" for model in sorted({move.model for move in stuck}))
     return (
-        f"{drain.node} can't be drained now, and nothing was changed: {_reasons(stuck)}. Choices: make room for it "
-        f"(free what is short, or add a node that has it) and try again; --wait begins by itself as soon as everything "
-        f"can move, and all serve on until then; {models} lets such replicas stop before there is another place; "
-        f"--force does so for every model"
+        f"{drain.node} can't be drained now, and nothing was changed: {_reasons(stuck)}\n"
+        f"Choices:\n"
+        f"  make room for it: free what is short (llmgw ctl scale), or add a node that has it, and try again\n"
+        f"  --wait: it begins by itself as soon as everything can move, and all serve on until then\n"
+        f"  {models}: such replicas may stop before there is another place for them\n"
+        f"  --force: so may those of every model"
     )
 
 
