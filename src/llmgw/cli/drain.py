@@ -119,10 +119,9 @@ def _follow(client: AdminClient, node: str, drain: View, *, quiet: bool) -> View
     """Looks until the drain is done, and prints each step of each replica. Returns it as it ended."""
     out = console()
     told: dict[str, tuple[str, ...]] = {}
+    # What had moved before this was asked is no news.
     before = [move for move in drain["moves"] if move["state"] == "moved"]
-    list(
-        drain_tables.news({**drain, "state": "moving", "moves": before}, told)
-    )  # what had moved before this was asked is no news
+    list(drain_tables.news({**drain, "state": "moving", "moves": before}, told))
     live = out.status("") if out.is_terminal and not quiet else None
     with live or nullcontext():
         while True:
