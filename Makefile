@@ -12,7 +12,7 @@ endif
 # Compiled once, here: some environments forbid Python to keep what it compiles, and every start would do it again.
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench soak-cluster lock clean
+.PHONY: up test check format bench simulate simulate-planted soak-cluster lock clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
@@ -29,6 +29,17 @@ check: .venv/dev
 format: .venv/dev
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# One seed replays exactly: make simulate SEEDS=123. Many: make simulate SEEDS=1-10000 STEPS=1000 JOBS=2.
+SEEDS ?= 1-1000
+STEPS ?= 1000
+JOBS ?= 2
+
+simulate: .venv/dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --steps $(STEPS) --jobs $(JOBS) $(ARGS)
+
+simulate-planted: .venv/dev
+	$(BIN)/python -m tests.simulation.planted $(ARGS)
 
 soak-cluster: .venv/dev
 	$(BIN)/python -m tests.cluster.net.soak $(ARGS)

@@ -112,7 +112,7 @@ class Checks:
             raise Violation(
                 "stop", f"{engine.name} is stopped on {engine.machine.id}, and is {replica.state.value}: {replica.why}"
             )
-        if replica.lost and len(replica.placements) == 1:
+        if replica.lost:
             raise Violation(
                 "verdict",
                 f"{engine.name} is stopped on {engine.machine.id} before it is known whether it is taken up again",

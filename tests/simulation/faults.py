@@ -25,6 +25,7 @@ class Faults:
             (8, self.cut_node),
             (4, self.isolate_node),
             (2, self.cut_many),
+            (4, self.cut_replica),
             (3, self.cut_gateway),
             (5, self.power_cut),
             (5, self.kill_agent),
@@ -111,6 +112,16 @@ class Faults:
         machines = self.rng.sample(self.world.machines, count)
         self._tell("{} are cut off at once", " ".join(machine.id for machine in machines))
         self._cut([frozenset((machine.host, plane.host)) for machine in machines for plane in self.world.planes])
+
+    def cut_replica(self) -> None:
+        """All nodes of one replica from the control planes; they come back one after another."""
+        groups = [group for group in self.world.groups() if group.formed and group.size > 1 and group.ranks[0].live]
+        if not groups:
+            return
+        machines = [engine.machine for engine in self.rng.choice(groups).ranks.values()]
+        self._tell("{} are cut off at once", " ".join(machine.id for machine in machines))
+        for machine in machines:
+            self._cut([frozenset((machine.host, plane.host)) for plane in self.world.planes])
 
     def cut_gateway(self) -> None:
         gateway = self.rng.choice(self.world.gateways)

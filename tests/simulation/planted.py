@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmgw.cluster import brake, capacity, derived, fitness, lifecycle, observe, quiet, scaling, topology
-from llmgw.cluster.model import Cluster, Gateway, Instant, Node, NodeState, ObservedShard, Replica, ReplicaState
+from llmgw.cluster.model import Cluster, Instant, Node, NodeState, ObservedShard, Replica, ReplicaState
 from llmgw.cluster.step import Step
 from llmgw.control import leadership, plane
 from llmgw.link import course
@@ -71,8 +71,10 @@ def _start_grace(undo: Undo) -> None:
 
 
 def _stall(undo: Undo) -> None:
-    def beat(self: Any) -> None:
-        self._last_beat_s = self.now().monotonic_s
+    def beat(self: Any) -> Instant:
+        now: Instant = self.now()
+        self._last_beat_s = now.monotonic_s
+        return now
 
     _put(undo, plane.Plane, "_beat", beat)
 
@@ -156,12 +158,7 @@ def _acknowledged(undo: Undo) -> None:
 
 
 def _in_flight(undo: Undo) -> None:
-    original = quiet._of_gateway
-
-    def of_gateway(cluster: Cluster, gateway: Gateway, replica_id: str, now: Instant) -> str:
-        return original(cluster, replace(gateway, traffic={}), replica_id, now)
-
-    _put(undo, quiet, "_of_gateway", of_gateway)
+    _put(undo, quiet, "_in_flight", lambda gateway, replica_id: "")
 
 
 def _still_routed(undo: Undo) -> None:
@@ -175,7 +172,7 @@ def _still_routed(undo: Undo) -> None:
 
 
 def _unheard(undo: Undo) -> None:
-    _put(undo, derived, "_unheard", lambda cluster, replica: False)
+    _everywhere(undo, derived, "unheard", lambda cluster, replica: False)
 
 
 def _scale_down(undo: Undo) -> None:

@@ -12,10 +12,14 @@ from random import Random
 from typing import Any, Protocol
 
 from llmgw.link.messages import Desired, Routes
+from llmgw.link.wire import decode, encode
 
+from .story import Violation
 from .timeline import Timeline
 
 CLIENT, SERVER = 0, 1
+ENCODED_EVERY = 32
+"""Frames of which one goes over the wire as it really does: as text."""
 RESENT_WITHIN_S = 2.0
 """After a heal, a connection that had something to send tries again within this."""
 
@@ -52,6 +56,7 @@ class Wires:
         """Hosts without power: nothing arrives there, and nobody answers."""
         self.latency_s = 0.002
         self.parked: list[_Pipe] = []
+        self.sent = 0
 
     def reach(self, one: str, other: str) -> bool:
         if one in self.dead or other in self.dead:
@@ -107,6 +112,9 @@ class Stream:
 
     def send(self, side: int, frame: Any) -> None:
         if self.open[side]:
+            self.wires.sent += 1
+            if self.wires.sent % ENCODED_EVERY == 0 and decode(encode(frame)) != frame:
+                raise Violation("wire", f"is another frame once it has been sent: {frame}")
             self.pipes[side].put(frame)
 
     def beat(self, frame: Any) -> None:
