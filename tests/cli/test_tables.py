@@ -126,8 +126,8 @@ def shown(lab: Cluster) -> dict[str, Callable[[], object]]:
     replicas = [answered(views.replica_view(lab, replica, NOW)) for replica in lab.replicas.values()]
     plan = answered(drain_view(lab, draining.plan(lab, NAMES[0], now=NOW), planned=True))
     return {
-        "nodes": lambda: node_tables.nodes([answered(views.node_view(each, 1_000.0)) for each in lab.nodes.values()]),
-        "node": lambda: node_tables.node(answered(views.node_view(lab.nodes[NAMES[3]], 1_000.0))),
+        "nodes": lambda: node_tables.nodes([answered(view) for view in views.node_views(lab, 1_000.0)]),
+        "node": lambda: node_tables.node(answered(views.node_views(lab, 1_000.0)[3])),
         "replicas": lambda: tables.replicas(replicas),
         "replica": lambda: tables.replica(leaving),
         "why": lambda: tables.why(answered(views.why_view(lab, "too-large"))),
@@ -248,6 +248,21 @@ def test_a_node_that_is_still_silent_is_said_to_be_silent_for_as_long(
     said = capsys.readouterr().out
     assert said.count("silent for 600 s") == 3, said
     assert "31 s" not in said
+
+
+def test_a_node_says_what_is_held_on_it_and_by_whom(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    held = spanning(lab)
+    first = next(view for view in views.node_views(lab, 1_000.0) if view.id == held.placements[0].node)
+    assert first.inventory is not None
+    shards = {each.shard: each for each in first.held}
+    assert shards[held.shard_id(0)].gpus == held.placements[0].gpus
+    assert first.gpus_free == len(first.inventory.gpus) - sum(len(each.gpus) for each in first.held)
+    assert first.held == views.held_on(lab, first.id)
+    node_tables.nodes([answered(first)])
+    node_tables.node(answered(first))
+    said = capsys.readouterr().out
+    assert f"{first.gpus_free} of {len(first.inventory.gpus)}" in said
+    assert f"for {held.shard_id(0)}, ports from {held.placements[0].port}" in " ".join(said.split())
 
 
 def test_engines_stand_in_order(capsys: pytest.CaptureFixture[str]) -> None:

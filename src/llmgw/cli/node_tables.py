@@ -21,7 +21,7 @@ def nodes(answer: list[Row]) -> None:
         Column("NODE"),
         Column("STATE"),
         Column("SINCE", 2),
-        Column("GPUS"),
+        Column("FREE GPUS"),
         Column("FABRICS", 1),
         Column("MEMORY", 3),
     ]
@@ -30,7 +30,7 @@ def nodes(answer: list[Row]) -> None:
             found["id"],
             state_text(found["state"]),
             ago(found["since"]),
-            _gpus(found["inventory"]),
+            _gpus(found),
             _fabrics(found["inventory"]),
             size(_memory(found)),
             "; ".join([*_troubles(found), *(_engine(engine) for engine in found["engines"])]),
@@ -48,12 +48,16 @@ def _memory(found: Row) -> int | None:
     return source["memory_bytes"] if source else None
 
 
-def _gpus(inventory: Row | None) -> str:
-    if inventory is None:
+def _gpus(found: Row) -> str:
+    """``4 of 8``: those that nothing is placed on, of those that can be used."""
+    if found["inventory"] is None:
         return "?"
-    usable = [gpu for gpu in inventory["gpus"] if not gpu["problem"]]
-    broken = len(inventory["gpus"]) - len(usable)
-    return f"{len(usable)}" + (f" (+{broken} broken)" if broken else "")
+    gpus = found["inventory"]["gpus"]
+    if not gpus:
+        return "-"
+    usable = [gpu for gpu in gpus if not gpu["problem"]]
+    broken = len(gpus) - len(usable)
+    return f"{found['gpus_free']} of {len(usable)}" + (f" (+{broken} broken)" if broken else "")
 
 
 def _fabrics(inventory: Row | None) -> Text:
@@ -118,8 +122,16 @@ def node(answer: Row) -> None:
         pid = f", pid {shard['pid']}" if shard["pid"] else ""
         words = f"{shard['id']} generation {shard['generation']}: {shard['state']}{where}{pid}: {shard['why']}"
         fact(out, "shard", words)
+    for held in answer["held"]:
+        fact(out, "held", _held(held))
     for warning in answer["warnings"]:
         fact(out, "warning", Text(warning, style="yellow"))
+
+
+def _held(held: Row) -> str:
+    gpus = f"GPUs {', '.join(map(str, held['gpus']))}" if held["gpus"] else ""
+    memory = f"{size(held['memory_bytes'])} of memory" if held["memory_bytes"] else ""
+    return f"{' and '.join(filter(None, (gpus, memory))) or 'no GPUs'} for {held['shard']}, ports from {held['port']}"
 
 
 def _machine(out: Console, inventory: Row, vitals: Row | None) -> None:

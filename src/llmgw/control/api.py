@@ -143,12 +143,12 @@ def _reads(router: APIRouter, rooms: Rooms) -> None:
 
     @router.get("/nodes")
     async def nodes() -> list[views.NodeView]:
-        now_s = plane.now().monotonic_s
-        return [views.node_view(node, now_s) for _, node in sorted(plane.cluster.nodes.items())]
+        return views.node_views(plane.cluster, plane.now().monotonic_s)
 
     @router.get("/nodes/{name}")
     async def node(name: str) -> views.NodeView:
-        return views.node_view(node_named(plane.cluster, name), plane.now().monotonic_s)
+        found = node_named(plane.cluster, name)
+        return views.node_view(found, plane.now().monotonic_s, views.held_on(plane.cluster, name))
 
     @router.get("/models")
     async def models() -> list[views.ModelView]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llmgw.cluster.explain import why, why_replica
@@ -26,6 +27,18 @@ from llmgw.store.base import ApiKey, Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldView:
+    """What a replica's rank holds on a node: kept for it from its placing until it is known to have ended."""
+
+    shard: str
+    gpus: tuple[int, ...]
+    """As they were numbered then; ``gpu_uuids`` says which they are."""
+    gpu_uuids: tuple[str, ...]
+    memory_bytes: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     id: str
     state: str
@@ -43,6 +56,9 @@ class NodeView:
     shards: tuple[ObservedShard, ...]
     weights: tuple[str, ...]
     warnings: tuple[str, ...]
+    gpus_free: int = 0
+    """Usable GPUs that nothing is placed on."""
+    held: tuple[HeldView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +198,38 @@ class RestartView:
     words: str
 
 
-def node_view(node: Node, now_s: float) -> NodeView:
+def node_views(cluster: Cluster, now_s: float) -> list[NodeView]:
+    """All nodes, by id, in one pass over the replicas."""
+    held: dict[str, list[HeldView]] = {}
+    for _, replica in sorted(cluster.replicas.items()):
+        for rank, placement in enumerate(replica.placements):
+            held.setdefault(placement.node, []).append(_held(replica, rank))
+    return [node_view(node, now_s, held.get(node_id, ())) for node_id, node in sorted(cluster.nodes.items())]
+
+
+def held_on(cluster: Cluster, node_id: str) -> tuple[HeldView, ...]:
+    return tuple(
+        _held(replica, rank)
+        for _, replica in sorted(cluster.replicas.items())
+        for rank, placement in enumerate(replica.placements)
+        if placement.node == node_id
+    )
+
+
+def _held(replica: Replica, rank: int) -> HeldView:
+    placement = replica.placements[rank]
+    return HeldView(
+        shard=replica.shard_id(rank),
+        gpus=placement.gpus,
+        gpu_uuids=placement.gpu_uuids,
+        memory_bytes=placement.memory_bytes,
+        port=placement.port,
+    )
+
+
+def node_view(node: Node, now_s: float, held: Sequence[HeldView] = ()) -> NodeView:
+    taken = {uuid for each in held for uuid in each.gpu_uuids}
+    gpus = node.inventory.gpus if node.inventory else ()
     return NodeView(
         id=node.id,
         state=node.state,
@@ -199,6 +246,8 @@ def node_view(node: Node, now_s: float) -> NodeView:
         shards=node.shards,
         weights=node.weights,
         warnings=node.inventory.warnings if node.inventory else (),
+        gpus_free=sum(gpu.problem is None and gpu.uuid not in taken for gpu in gpus),
+        held=tuple(held),
     )
 
 
