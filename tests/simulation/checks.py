@@ -132,8 +132,14 @@ class Checks:
             raise Violation("9", f"{agent.name} takes epoch {frame.epoch}, and has seen {newest}")
 
     def asked(self, gateway: Gateway, request: Request, engine: Engine) -> None:
-        if engine.replica != request.replica:
-            self.counted["requests at a port that has another engine"] += 1
+        if engine.replica == request.replica:
+            return
+        self.counted["requests at a port that has another engine"] += 1
+        leader = self.world.leader()
+        if leader is None or leader.stopped or gateway.table is None or gateway.stream not in leader.streams:
+            return
+        if gateway.table.version == leader.desk.table_version and _names(gateway.table, request):
+            raise Violation("3", f"{request.replica} is routed to a port at which {engine.name} listens")
 
     # -- at the store
 
@@ -462,6 +468,12 @@ class Checks:
                 if drain is not None and (drain.force or replica.model in drain.allow_downtime):
                     return True
         return False
+
+
+def _names(table: Routes, request: Request) -> bool:
+    """Whether the request still goes by this table."""
+    sent = (request.replica, request.generation)
+    return any((each.replica, each.generation) == sent for route in table.routes for each in route.endpoints)
 
 
 def _timeless(replica: Replica) -> Replica:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 import time
 import traceback
 from collections import Counter
@@ -126,6 +127,7 @@ def main(arguments: Sequence[str]) -> int:
         spent_s += outcome.cpu_s
         if outcome.rule:
             failed.append(outcome)
+            print(f"seed {outcome.seed}: {outcome.words.splitlines()[0][:200]}", file=sys.stderr, flush=True)
             if not asked.keep_going:
                 break
     for outcome in failed[:1]:
