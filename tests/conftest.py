@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell that is not interactive: programs under test would never hear a Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALLOWED = Path(__file__).with_name("allowed-skips.txt")
 
