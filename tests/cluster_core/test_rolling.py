@@ -304,6 +304,26 @@ def test_a_restart_replaces_every_replica_by_a_fresh_one() -> None:
     assert rolling.restart(lab.state, "none", False, lab.now) == ()
 
 
+def test_two_restarts_that_meet_because_an_original_came_back_go_one_after_the_other() -> None:
+    """The first original is lost with its node, so the second gets its turn; then the first is back as it was."""
+    lab = Lab([node("n1", gpus=1), node("n2", gpus=4)], [model("m", OLD, replicas=2)])
+    lab.run()
+    (first,) = lab.on("n1")
+    lab.slow = lambda shard: True
+    restart(lab)
+    (new,) = [replica for replica in lab.replicas() if replica.replaces is not None]
+    assert new.replaces == first.id
+    lab.lose("n1")
+    assert len([replica for replica in lab.replicas() if replica.replaces is not None]) == 2
+    lab.connect("n1")
+    beside = [replica for replica in lab.replicas() if replica.replaces is not None and replica.placements]
+    assert [replica.replaces for replica in beside if replica.state is not ReplicaState.STOPPING] == [first.id]
+    lab.slow = lambda shard: False
+    follow(lab, ready=2)
+    assert len(lab.ready()) == 2
+    assert not any(replica.restart for replica in lab.ready())
+
+
 def test_a_restart_without_room_is_explained_and_waits() -> None:
     lab = serving(replicas=1, gpus=1)
     restart(lab)

@@ -77,12 +77,28 @@ def _not_needed(turn: Round, new: Replica, old: Replica, drains: list[Drain]) ->
     best = turn.replacement(old)
     if best is not None and best.id != new.id:
         return f"{best.id} takes over from {old.id} already"
+    ahead = None if drains else _rolled_before(turn, new)
+    if ahead is not None:
+        return f"{ahead.id} takes over from {ahead.replaces} first: one replica of {new.model} is rolled at a time"
     closed = _drains_of(step, new)
     if closed and new.placements:
         return f"{closed[0].node} is being drained"
     if new.state is ReplicaState.UNPLACED and new.story:
         return f"there is no room for it beside {old.id} any more: {new.why}"
     return ""
+
+
+def _rolled_before(turn: Round, new: Replica) -> Replica | None:
+    """Another replacement of the model's roll that is further: the two met when an original came back that was lost."""
+    step = turn.step
+    rolled = [
+        other
+        for other in turn.of_model(new.model)
+        if other.replaces is not None and other.state not in LEAVING and not other.lost
+        if (old := original(step, other)) is not None and not _drains_of(step, old)
+    ]
+    first = min(rolled, key=lambda other: (other.state is not ReplicaState.READY, other.number, other.id), default=new)
+    return None if first.id == new.id else first
 
 
 def _drains_of(step: Step, replica: Replica) -> list[Drain]:
