@@ -18,7 +18,7 @@ up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff check src tests benchmarks
