@@ -8,8 +8,18 @@ from .planted import FAULTS, Planted, find
 from .run import quiet
 
 WITHIN = range(1, 61)
-RARE = {"generation", "released", "lost-answer", "fence", "not-caught-up", "older-leader", "fabrics", "verdict"}
-"""Those that take more seeds than a quick test has; ``make simulate-planted`` looks for them too."""
+RARE = {
+    "draining-nodes",
+    "generation",
+    "released",
+    "lost-answer",
+    "fence",
+    "not-caught-up",
+    "older-leader",
+    "fabrics",
+    "verdict",
+}
+"""Those that take more time than a quick test has; ``make simulate-planted`` looks for them too."""
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name not in RARE], ids=lambda fault: fault.name)
