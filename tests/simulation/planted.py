@@ -94,6 +94,7 @@ def _not_ended(undo: Undo) -> None:
 
 
 def _not_caught_up(undo: Undo) -> None:
+    _leftovers(undo)
     original = lifecycle.gone
 
     def gone(nodes: Any, replica: Replica, rank: int) -> bool:
