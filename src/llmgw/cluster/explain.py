@@ -220,10 +220,11 @@ A cluster's replicas are never changed in place."""
 
 def _replacement(cluster: Cluster, replica: Replica) -> Replica | None:
     global _last
-    if _last[0] is not cluster.replicas:
-        replaced = (each.replaces for each in cluster.replicas.values() if each.replaces is not None)
-        _last = cluster.replicas, frozenset(replaced)
-    return replacement(cluster, replica) if replica.id in _last[1] else None
+    of_last, replaced = _last
+    if of_last is not cluster.replicas:
+        replaced = frozenset(each.replaces for each in cluster.replicas.values() if each.replaces is not None)
+        _last = cluster.replicas, replaced
+    return replacement(cluster, replica) if replica.id in replaced else None
 
 
 def _moves(cluster: Cluster, replica: Replica) -> list[tuple[Drain, Move]]:

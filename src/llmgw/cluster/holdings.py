@@ -28,9 +28,10 @@ class Holdings:
     @staticmethod
     def of(replicas: Mapping[str, Replica]) -> Holdings:
         last = Holdings._last
-        found = _from(last, replicas) if last is not None else None
-        Holdings._last = found if found is not None else _anew(replicas)
-        return Holdings._last
+        found = (_from(last, replicas) if last is not None else None) or _anew(replicas)
+        # Kept, and never read back: another thread, which supposes another cluster, keeps its own there.
+        Holdings._last = found
+        return found
 
     @staticmethod
     def forget(known: Holdings | None = None) -> None:
