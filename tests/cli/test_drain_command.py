@@ -254,7 +254,7 @@ async def test_what_if_says_what_would_move_and_what_would_not_fit(lab: Lab, tmp
     file.write_text(lab.file.read_text().replace("replicas: 2", "replicas: 3"))
     answer = await lab.json("what-if", "--file", str(file), "--add", "2×8@ib-a")
     assert [new["model"] for new in answer["new"]] == ["m"]
-    assert "2 nodes with 8 GPUs each on fabric ib-a" in " ".join(answer["changes"])
+    assert "2 nodes with 8 GPUs each on fabric ib-a" in " ".join(answer["supposed"])
     assert placed(lab) == {"n1": 2}, "it changes nothing"
 
 

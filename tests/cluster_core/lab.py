@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from llmgw.cluster import drain as drains
 from llmgw.cluster.actions import Note, PutDrain, RemoveDrain
-from llmgw.cluster.beside import nodes_of, stands
+from llmgw.cluster.beside import nodes_of
 from llmgw.cluster.catalog import Catalog, ModelSpec
+from llmgw.cluster.lifecycle import stands
 from llmgw.cluster.model import (
     Cluster,
     DesiredShard,

@@ -344,7 +344,7 @@ async def test_what_if_says_what_would_move_and_what_would_not_fit(tmp_path: Pat
         more = floor.file.read_text().replace("replicas: 2", "replicas: 4")
         grown = (await client.post("/api/v1/what-if", json={"file": more, "add": [{"nodes": 1, "gpus": 8}]})).json()
         assert len(grown["new"]) == 2
-        assert len(grown["changes"]) == 2
+        assert len(grown["supposed"]) == 2
         assert floor.plane.cluster.replicas == before.replicas
 
 

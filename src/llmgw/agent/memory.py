@@ -6,9 +6,8 @@ Writing waits for the disk: call it from a thread.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -79,13 +78,3 @@ class ShardMemory:
             reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults[:3])
         log.warning("a shard's file can't be read; it is asked for anew", path=str(path), reason=reason)
         return None
-
-
-async def to_the_end(write: Callable[[], None]) -> None:
-    """Write in a thread. Whoever is cancelled waits for it, so that nothing is written after a later removal."""
-    work = asyncio.ensure_future(asyncio.to_thread(write))
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmgw.cluster.model import DesiredShard, Fabric, Hca, Inventory
+from llmgw.cluster.model import DesiredShard, Fabric, Inventory
 
 WHY_REFUSED = (
     "refused, since a wrong guess makes a replica that starts, passes its health checks, "
@@ -37,7 +37,7 @@ def adapters(shard: DesiredShard, inventory: Inventory) -> tuple[str, ...]:
     fabric = _fabric(shard, inventory)
     if shard.profile.nodes == 1 or fabric is None:
         return ()
-    return tuple(f"{hca.name}:{hca.port}" for hca in inventory.hcas if hca.name in fabric.hcas and _usable(hca))
+    return tuple(f"{hca.name}:{hca.port}" for hca in inventory.hcas if hca.name in fabric.hcas and hca.usable)
 
 
 def _other_fabric(shard: DesiredShard, inventory: Inventory) -> str | None:
@@ -59,15 +59,10 @@ def _without_port(shard: DesiredShard, inventory: Inventory) -> str | None:
     fabric = _fabric(shard, inventory)
     for name in () if fabric is None else fabric.hcas:
         ports = [hca for hca in inventory.hcas if hca.name == name]
-        if not any(_usable(hca) for hca in ports):
+        if not any(hca.usable for hca in ports):
             found = ", ".join(f"port {hca.port} is {hca.state}" for hca in ports) or "it is not there"
             return f"{name}, which fabric {shard.fabric} names on this node, can't be used ({found})"
     return None
-
-
-def _usable(hca: Hca) -> bool:
-    """A state that can't be read proves nothing, and is taken on trust; discovery warns about it."""
-    return hca.state in ("ACTIVE", "unknown")
 
 
 def _fabric(shard: DesiredShard, inventory: Inventory) -> Fabric | None:

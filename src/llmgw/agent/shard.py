@@ -15,8 +15,9 @@ import structlog
 
 from llmgw.agent import peers, ports
 from llmgw.agent.crew import Crew
+from llmgw.agent.fetch.threads import in_thread
 from llmgw.agent.install import Program
-from llmgw.agent.memory import Remembered, to_the_end
+from llmgw.agent.memory import Remembered
 from llmgw.agent.presence import Failed, Presence, Rooms
 from llmgw.agent.supervisor import StopError
 from llmgw.agent.vigil import Vigil
@@ -89,10 +90,7 @@ class ShardRunner(Presence):
         await self._bring_up(adapter, program, weights)
 
     async def _bring_up(self, adapter: Engine, program: Program, weights: Path | None) -> None:
-        try:
-            command = adapter.command(self._launch(program, self._rooms.host(), weights))
-        except LaunchRefused as refusal:
-            raise Failed(str(refusal)) from refusal
+        command = adapter.command(self._launch(program, self._rooms.host(), weights))
         self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint, prepared=False)
         await self._remember(command.endpoint)
         reads = (*program.reads, *([weights] if weights else []))
@@ -137,7 +135,7 @@ class ShardRunner(Presence):
 
     async def _remember(self, endpoint: str | None) -> None:
         try:
-            await to_the_end(lambda: self._rooms.memory.remember(self.shard, endpoint))
+            await in_thread(lambda _: self._rooms.memory.remember(self.shard, endpoint))
         except OSError as error:
             raise Failed(f"what was asked can't be written down: {error}") from error
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from llmgw.agent.memory import to_the_end
+from llmgw.agent.fetch.threads import in_thread
 from llmgw.agent.presence import Failed, Rooms
 from llmgw.agent.probe import HEALTH_TIMEOUT_S, NoAnswer
 from llmgw.agent.supervisor import SupervisorError
@@ -85,7 +85,7 @@ class Vigil:
 
     async def _write_proof(self) -> None:
         try:
-            await to_the_end(lambda: self._rooms.memory.proved(self._shard))
+            await in_thread(lambda _: self._rooms.memory.proved(self._shard))
         except OSError as error:
             # It works all the same; an agent that adopts it will have it prove itself again.
             log.warning("that a shard was proved can't be written down", shard=self._shard.id, reason=str(error))

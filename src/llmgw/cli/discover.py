@@ -158,7 +158,7 @@ def _subnets(ports: Iterable[Hca]) -> list[str]:
 
 
 def _fit(ports: Iterable[Hca]) -> Text:
-    bad = [f"{hca.name}/{hca.port} is {hca.state}" for hca in ports if hca.state not in ("ACTIVE", "unknown")]
+    bad = [f"{hca.name}/{hca.port} is {hca.state}" for hca in ports if not hca.usable]
     unread = [f"{hca.name}/{hca.port}" for hca in ports if hca.state == "unknown"]
     if bad:
         return Text(f"no: {', '.join(bad)}", style="red")

@@ -61,7 +61,7 @@ def _text_of(file: Path) -> str:
 
 def table(answer: dict[str, Any]) -> None:
     out = console()
-    for words in answer["changes"]:
+    for words in answer["supposed"]:
         fact(out, "suppose", Text(words, style="dim"))
     rows = [*map(_moves, answer["moves"]), *map(_new, answer["new"]), *map(_stops, answer["stops"])]
     if rows:
@@ -80,10 +80,7 @@ def table(answer: dict[str, Any]) -> None:
     if answer["unplaced"]:
         if rows:
             out.print()
-        homeless = [
-            (Text("no place", style="red"), each["model"], str(each["replicas"]), str(each["already"]), each["summary"])
-            for each in answer["unplaced"]
-        ]
+        homeless = [_homeless(each) for each in answer["unplaced"]]
         columns = [Column("WHAT"), Column("MODEL"), Column("REPLICAS"), Column("ALREADY NOW")]
         print_rows(out, columns, "WHY", homeless)
 
@@ -102,6 +99,11 @@ def _new(new: dict[str, Any]) -> tuple[Text | str, ...]:
 def _stops(stop: dict[str, Any]) -> tuple[Text | str, ...]:
     there = (", ".join(stop["nodes"]) or "-", "-", "-")
     return (Text("stops", style="red"), stop["replica"], stop["model"], *there, "-", stop["why"])
+
+
+def _homeless(short: dict[str, Any]) -> tuple[Text | str, ...]:
+    counts = (str(short["replicas"]), str(short["already"]))
+    return (Text("no place", style="red"), short["model"], *counts, short["refusal"]["summary"])
 
 
 def _weights(move: dict[str, Any]) -> str:

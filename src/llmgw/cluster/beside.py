@@ -7,18 +7,11 @@ from dataclasses import replace
 from functools import cached_property
 
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import RUNNING
+from llmgw.cluster.lifecycle import RUNNING, stands
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.scaling import new_replica
 from llmgw.cluster.step import Step
-
-LEAVING = (ReplicaState.DRAINING, ReplicaState.STOPPING)
-
-
-def stands(replica: Replica) -> bool:
-    """True where the replica counts as one of its model's: it does not leave, and was not lost with its nodes."""
-    return not replica.lost and replica.state not in LEAVING
 
 
 def original(where: Cluster | Step, replica: Replica) -> Replica | None:

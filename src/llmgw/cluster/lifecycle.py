@@ -64,6 +64,7 @@ NODE_CHANGES: Mapping[NodeState, frozenset[NodeState]] = {
 
 RUNNING = frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING})
 """States in which a replica's generation is meant to run."""
+LEAVING = frozenset({_R.DRAINING, _R.STOPPING})
 ENDED = frozenset({_S.STOPPED, _S.FAILED})
 STARTED = frozenset({_S.STARTING, _S.LOADING, _S.READY})
 AWAY = frozenset({_N.LOST, _N.REVOKED})
@@ -224,6 +225,11 @@ def gone(nodes: Mapping[str, Node], replica: Replica, rank: int) -> bool:
 def all_gone(nodes: Mapping[str, Node], replica: Replica) -> bool:
     """True once the replica's last generation has ended as a whole."""
     return all(gone(nodes, replica, rank) for rank in range(len(replica.placements)))
+
+
+def stands(replica: Replica) -> bool:
+    """True where the replica counts as one of its model's: it does not leave, and was not lost with its nodes."""
+    return not replica.lost and replica.state not in LEAVING
 
 
 def start_draining(step: Step, replica: Replica, why: str) -> None:

@@ -118,6 +118,11 @@ class Hca:
     numa_node: int | None = None
     problem: str | None = None
 
+    @property
+    def usable(self) -> bool:
+        """A state that can't be read proves nothing, and is taken on trust; discovery warns about it."""
+        return self.state in ("ACTIVE", "unknown")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:

@@ -34,10 +34,11 @@ from llmgw.cluster.lifecycle import (
     told,
 )
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
+from llmgw.cluster.moves import retry_times_s
 from llmgw.cluster.observe import fold_all
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.quiet import let_go
-from llmgw.cluster.replacing import replace_outgoing, retries_s
+from llmgw.cluster.replacing import replace_outgoing
 from llmgw.cluster.returning import decide_on_lost, forgotten_at
 from llmgw.cluster.rolling import spec_in_place
 from llmgw.cluster.scaling import scale
@@ -111,7 +112,7 @@ def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
     if draining:
         times.append(cluster.tables_settled_at_s)
         times += [gateway.heard_at_s + cluster.lease_s for gateway in cluster.gateways.values()]
-    times += [time_s + now.monotonic_s - now.wall_s for time_s in retries_s(cluster, now)]
+    times += [time_s + now.monotonic_s - now.wall_s for time_s in retry_times_s(cluster, now)]
     return min((time_s for time_s in times if time_s > now.monotonic_s), default=None)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from llmgw.cluster.beside import LEAVING, Round, nodes_of, original
+from llmgw.cluster.beside import Round, nodes_of, original
 from llmgw.cluster.drain import may_stop_first
-from llmgw.cluster.lifecycle import RUNNING, is_live, start_draining, stop
-from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Replica, ReplicaState
-from llmgw.cluster.moves import carry_on, retry_times_s
+from llmgw.cluster.lifecycle import RUNNING, is_live, stands, start_draining, stop
+from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
+from llmgw.cluster.moves import carry_on
 from llmgw.cluster.rolling import differs, give_up, reason, roll, spec_beside
 from llmgw.cluster.step import Step
 
@@ -33,11 +32,6 @@ def replace_outgoing(step: Step) -> bool:
     return rolls or bool(step.drains) or any(replica.replaces is not None for replica in step.replicas.values())
 
 
-def retries_s(cluster: Cluster, now: Instant) -> Iterator[float]:
-    """Wall-clock times ahead at which ``replace_outgoing`` finds something to do through time alone."""
-    return retry_times_s(cluster, now)
-
-
 def _carry_over(turn: Round, new: Replica) -> None:
     """One replacement: dropped, given up, waited for, or the original makes way for it."""
     step = turn.step
@@ -46,7 +40,7 @@ def _carry_over(turn: Round, new: Replica) -> None:
     if old is None:
         step.put(replace(new, replaces=None))
         return
-    if new.lost or new.state in LEAVING or original(step, new) is None:
+    if not stands(new) or original(step, new) is None:
         return
     drains = _drains_of(step, old)
     why_not = _not_needed(turn, new, old, drains)
@@ -94,7 +88,7 @@ def _rolled_before(turn: Round, new: Replica) -> Replica | None:
     rolled = [
         other
         for other in turn.of_model(new.model)
-        if other.replaces is not None and other.state not in LEAVING and not other.lost
+        if other.replaces is not None and stands(other)
         if (old := original(step, other)) is not None and not _drains_of(step, old)
     ]
     first = min(rolled, key=lambda other: (other.state is not ReplicaState.READY, other.number, other.id), default=new)

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from llmgw.cluster.actions import Action, Note, PutReplica
-from llmgw.cluster.beside import Round, has_served, original, stands
+from llmgw.cluster.beside import Round, has_served, original
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import RUNNING, start_draining, stop, told
+from llmgw.cluster.lifecycle import RUNNING, stands, start_draining, stop, told
 from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
-from llmgw.cluster.placement import Planner, Refusal
+from llmgw.cluster.placement import Planner
 from llmgw.cluster.step import Step
 
 GIVEN_UP = "not rolled over: "
@@ -142,10 +142,10 @@ def held_by(cluster: Cluster, replica: Replica) -> str:
     if unready is not None and _is_rolled_out(cluster, replica):
         return f"its turn comes when {unready.id}, which follows the catalog already, is ready"
     spec = spec_beside(cluster, replica)
-    refusal = Planner(cluster).place(spec) if spec is not None else None
-    if not isinstance(refusal, Refusal):
+    planner = Planner(cluster)
+    if spec is None or planner.find(spec) is not None:
         return "a replacement is made next"
-    words = f"there is no room for a replacement beside it ({refusal.summary})"
+    words = f"there is no room for a replacement beside it ({planner.summary(spec)})"
     if replica.may_stop_first:
         return f"{words}; it stops first once all others of {replica.model} are ready"
     return f"{words}; `llmgw ctl restart {replica.model} --allow-downtime` stops it first"

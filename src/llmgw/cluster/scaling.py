@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from llmgw.cluster.lifecycle import is_live, start_draining, stop
+from llmgw.cluster.lifecycle import is_live, stands, start_draining, stop
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
 from llmgw.cluster.naming import replica_id
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import count
 
-_LEAVING = (ReplicaState.DRAINING, ReplicaState.STOPPING)
 _LEAST_MISSED = (
     ReplicaState.UNPLACED,
     ReplicaState.FAILED,
@@ -41,7 +40,7 @@ _id = attrgetter("id")
 
 def counted(replicas: Iterable[Replica]) -> list[Replica]:
     """Of all replicas of a model those that are ``standing``."""
-    stays = [replica for replica in replicas if not replica.lost and replica.state not in _LEAVING]
+    stays = [replica for replica in replicas if stands(replica)]
     ids = {replica.id for replica in stays}
     return [replica for replica in stays if replica.replaces not in ids]
 

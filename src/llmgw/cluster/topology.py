@@ -154,7 +154,7 @@ def _seat(fabric: Fabric, hcas: Sequence[Hca]) -> Seat:
         if not ports:
             problems.append(f"adapter {name} is not there")
         for port in ports:
-            if port.state not in ("ACTIVE", "unknown"):
+            if not port.usable:
                 problems.append(f"adapter {name} port {port.port} is {port.state}" + _more(port))
             attached = ETHERNET if port.link_layer == ETHERNET else _subnet(port)
             if attached is None:

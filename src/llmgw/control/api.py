@@ -23,7 +23,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmgw.cluster.beside import LEAVING
+from llmgw.cluster.lifecycle import LEAVING
 from llmgw.cluster.model import Gateway
 from llmgw.control import views
 from llmgw.control.api_operations import Strict, add_operations

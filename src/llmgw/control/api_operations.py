@@ -7,13 +7,12 @@ from pathlib import Path
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from llmgw.cluster.what_if import Addition, Changes
+from llmgw.cluster.what_if import Addition, Changes, WhatIf
 from llmgw.control import operations, views
 from llmgw.control.drain_views import BrakeView, DrainView, brake_view, drain_view, drain_views
 from llmgw.control.operations import DrainOptions
 from llmgw.control.plane import Plane
 from llmgw.control.what_if import suppose
-from llmgw.control.what_if_views import WhatIfView, what_if_view
 
 LONGEST_IN_FLIGHT_S = 7 * 86_400.0
 
@@ -58,14 +57,14 @@ def add_operations(router: APIRouter, plane: Plane, folder: Path) -> None:
     _nodes_and_models(router, plane)
 
     @router.post("/what-if")
-    async def what_if(body: WhatIfBody) -> WhatIfView:
+    async def what_if(body: WhatIfBody) -> WhatIf:
         """Where everything would be if the cluster were another. Changes nothing."""
         changes = Changes(
             lose_nodes=body.lose,
             lose_fabrics=body.lose_fabrics,
             add=tuple(Addition(nodes=added.nodes, gpus_per_node=added.gpus, fabric=added.fabric) for added in body.add),
         )
-        return what_if_view(await suppose(plane, changes, body.file, folder, body.file_name))
+        return await suppose(plane, changes, body.file, folder, body.file_name)
 
 
 def _drains(router: APIRouter, plane: Plane) -> None:

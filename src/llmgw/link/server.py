@@ -117,7 +117,7 @@ class LinkServer:
         return self._peers.get((role, id))
 
     def beat_every(self, heartbeat_s: float) -> None:
-        """Have peers beat at another pace. It is told at the welcome: nodes are asked to come in again for it."""
+        """Have peers beat at another pace. It is told at the welcome: all are asked to come in again for it."""
         silent_s = SILENT_HEARTBEATS * heartbeat_s
         if silent_s == self._silent_s:
             return

@@ -6,11 +6,12 @@ import asyncio
 import fcntl
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from llmgw.agent.fetch.threads import in_thread
 from llmgw.agent.supervisor import transcript
 from llmgw.agent.supervisor.engine_user import EngineUser, prepare
 from llmgw.agent.supervisor.layout import Layout, write_files
@@ -120,7 +121,8 @@ class Supervisor:
             for process in others:
                 if process.handle is not None:
                     await process.handle.wait()  # it has ended; nothing that it left may hold what the next one needs
-            started = await _to_the_end(self._start, spec)
+            # A start that is under way can't be taken back: whoever cancels waits, so that it is not lost sight of.
+            started = await in_thread(lambda _: self._start(spec))
         finally:
             self._starting.discard(spec.shard_id)
         return _running(started)
@@ -455,13 +457,3 @@ def _name(process: _Process) -> str:
 
 def _source(process: _Process) -> Source:
     return Source(process.part, process.log_path)
-
-
-async def _to_the_end(start: Callable[[ProcessSpec], _Process], spec: ProcessSpec) -> _Process:
-    """A start that is under way can't be taken back: whoever cancels waits for it, so that it is not lost sight of."""
-    work = asyncio.ensure_future(asyncio.to_thread(start, spec))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        raise
