@@ -1,13 +1,14 @@
-"""What holds for all tests: a skip that nobody wrote down is a failure where LLMGW_SKIPS=fail."""
+"""What holds for all tests: plain logs, and a skip that nobody wrote down is a failure where LLMGW_SKIPS=fail."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that is not interactive: programs under test would never hear a Ctrl-C.
@@ -19,6 +20,19 @@ ALLOWED = Path(__file__).with_name("allowed-skips.txt")
 def _allowed() -> tuple[str, ...]:
     lines = (line.partition("#")[0].strip() for line in ALLOWED.read_text().splitlines())
     return tuple(line for line in lines if line)
+
+
+@pytest.fixture(autouse=True)
+def plain_tracebacks() -> Iterator[None]:
+    """What a program says of its own faults is plain text, as in production.
+
+    With the values of all variables it costs seconds each, and looks at objects that other threads change meanwhile.
+    """
+    before = structlog.get_config()
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.processors.add_log_level, renderer], cache_logger_on_first_use=False)
+    yield
+    structlog.configure(**before)
 
 
 @pytest.hookimpl(wrapper=True)
