@@ -46,6 +46,9 @@ class Profile:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
     sim: SimOptions | None = None
+    engine_version: str = ""
+    """The version of the engine that it runs on. Never in a file: the catalog that is in effect fills it in from
+    ``engines``. Empty: whichever the node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,13 +188,15 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnNode:
-    """An engine as a node reports it. ``words`` is what people read: progress, or why not."""
+    """One version of an engine as a node reports it. ``words`` is what people read: progress, or why not."""
 
     name: EngineName
     version: str
     state: EngineState
     words: str = ""
     since: float = 0.0
+    named: bool = False
+    """The agent's file names its program, and nothing is installed: it stands in for every version."""
 
     @property
     def usable(self) -> bool:

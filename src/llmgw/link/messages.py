@@ -81,6 +81,11 @@ class Desired:
     revision: int
     shards: tuple[DesiredShard, ...] = ()
     engines: tuple[EngineSpec, ...] = ()
+    """Engines that the node should have: those in effect, and those of the shards that it is asked to run."""
+    engines_kept: tuple[EngineSpec, ...] = ()
+    """Engines that stay where they are installed, and are not installed anew: the version before. All others go."""
+    gateways: tuple[str, ...] = ()
+    """Addresses of gateways that may send requests to this node's engines, beside the control plane's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,35 @@
+"""How one build of an engine comes into a folder of its own on this node, and how it is seen to work there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from llmgw.agent.install.program import Program
+from llmgw.cluster.model import EngineState
+
+Say = Callable[[EngineState, str], None]
+"""Hears each step: its state, and words that people read."""
+
+
+class RecipeFailed(Exception):
+    """It could not be installed; the message says why, and what to do."""
+
+
+class Recipe(Protocol):
+    """One build of one version of an engine for this very machine: an archive, or a Python environment."""
+
+    engine: str
+    version: str
+    """As it stands in the EngineSpec."""
+    folder: str
+    """``VERSION-BUILD-SHA256[:12]``: the name of its folder, which proves that what is in it is whole."""
+    needed_bytes: int
+    """What it takes while it is installed, on the file system of ``engines_dir``."""
+
+    async def put(self, partial: Path, say: Say) -> None:
+        """Fills ``partial``, which is empty, whole and synced. Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
+
+    async def prove(self, folder: Path, scratch: Path, say: Say) -> Program:
+        """Sees it run, in ``folder`` as it lies there. Raises NotProved."""
