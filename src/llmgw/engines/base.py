@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmgw.cluster.model import DesiredShard
+from llmgw.engines.flags import Flag, read_flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ class Launch:
     """The node's own choice, for profiles that make none: ``ray`` or ``mp``."""
     sidecar_program: tuple[str, ...] = ()
     """The program that sidecars are started with (``ray``), where the engine needs any."""
+
+    @property
+    def flags(self) -> Mapping[str, Flag]:
+        """What ``help_text`` defines. Adapters ask here alone, so that whatever they ask for can be found out."""
+        return read_flags(self.help_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.base import Command, Launch, LaunchRefused, Probe
-from llmgw.engines.flags import Flag, read_flags
+from llmgw.engines.flags import Flag
 from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
 
 DEFAULT_PARALLEL = 4
@@ -53,7 +53,7 @@ class LlamaCpp:
         if launch.weights is None:
             # Without a model llama-server starts as a router: healthy, and serving nothing.
             raise LaunchRefused(f"shard {shard.id}: llamacpp needs a model file, and none was given")
-        flags = read_flags(launch.help_text)
+        flags = launch.flags
         port = shard.placement.port
         # Only the name, never the aliases: answers carry the alphabetically first of them as `model`,
         # and requests may name any.

@@ -7,7 +7,6 @@ import re
 
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.base import Command, EngineUnhealthy, Launch, LaunchRefused, Probe
-from llmgw.engines.flags import read_flags
 from llmgw.engines.openai import check_args, proof, readiness_probe, said
 from llmgw.engines.ranks import collectives, devices, meeting_place, no_meeting_place, parallel_refusal
 
@@ -135,7 +134,7 @@ def _ranks(launch: Launch) -> list[str]:
     port = shard.placement.port
     argv = ["--tp-size", str(profile.tensor_parallel), "--pp-size", str(profile.pipeline_parallel)]
     argv += ["--nccl-port", str(port + NCCL_PORT)]
-    if "--engine-info-bootstrap-port" in read_flags(launch.help_text):
+    if "--engine-info-bootstrap-port" in launch.flags:
         argv += ["--engine-info-bootstrap-port", str(port + BOOTSTRAP_PORT)]
     if profile.nodes > 1:
         argv += ["--nnodes", str(profile.nodes), "--node-rank", str(shard.rank)]

@@ -9,7 +9,7 @@ from llmgw.cluster.catalog import LaunchMode
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines import ray
 from llmgw.engines.base import Command, EngineUnhealthy, Launch, LaunchRefused, Probe, Sidecar
-from llmgw.engines.flags import Flag, read_flags
+from llmgw.engines.flags import Flag
 from llmgw.engines.openai import check_args, proof, readiness_probe, said
 from llmgw.engines.ranks import collectives, devices, meeting_place, no_meeting_place, parallel_refusal
 
@@ -156,7 +156,7 @@ def _lacks(launch: Launch, flag: str, since: tuple[int, int, int]) -> bool:
     if release is not None:
         major, minor, patch = release.groups()
         return (int(major), int(minor), int(patch)) < since
-    flags = read_flags(launch.help_text)
+    flags = launch.flags
     # The short help names groups of flags only. Whole is what defines --help itself.
     return "--help" in flags and flag not in flags
 
@@ -171,7 +171,7 @@ def _model(launch: Launch) -> list[str]:
     if shard.task != "generate":
         old = {"embed": "embed", "rerank": "score"}[shard.task]
         argv += ["--task", old] if _lacks(launch, "--runner", RUNNER_SINCE) else ["--runner", "pooling"]
-    return [*argv, *_quiet(read_flags(launch.help_text))] if shard.rank == 0 else argv
+    return [*argv, *_quiet(launch.flags)] if shard.rank == 0 else argv
 
 
 def _quiet(flags: Mapping[str, Flag]) -> list[str]:
