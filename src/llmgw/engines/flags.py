@@ -17,9 +17,10 @@ _WITH_NO_FORM = re.compile(r"--\[no-?\]-?([A-Za-z0-9][A-Za-z0-9_-]*)")
 # llama-server pads after the comma of a short name ("-t,    --threads N"): that run of blanks ends nothing.
 _END_OF_DEFINITION = re.compile(r"(?<![,\s])\s{2,}")
 # Between spellings; the second is click's ("--cache / --no-cache").
-_BETWEEN_NAMES = re.compile(r",\s+|\s+/\s+")
+_BETWEEN_NAMES = re.compile(r",\s+(?=-)|\s+/\s+(?=-)")
 _REMOVED = "the argument has been removed"
-_OPTIONAL = re.compile(r"\[[^\[\]|]*\]")
+_OPTIONAL = re.compile(r"\[[^\[\]|']*\]")
+_CHOICES = re.compile(r"\{([^{}]+)\}|[\[<]([^\[\]<>]+\|[^\[\]<>]+)[\]>]|\[('[^\[\]]+')\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -41,15 +42,15 @@ class Flag:
     def needs_value(self) -> bool:
         """False too for one that may stand alone: argparse's ``[N]`` and ``[N ...]``.
 
-        ``[on|off|auto]`` is llama-server's way of naming a choice: bare, it would swallow the flag after it.
+        ``[on|off|auto]`` (llama-server) and ``['mp', 'ray']`` (vLLM) are choices: bare, they would swallow what follows.
         """
         return self.metavar is not None and _OPTIONAL.fullmatch(self.metavar) is None
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The values that it takes, where its placeholder lists them; empty: not said."""
-        found = re.fullmatch(r"\{([^{}]+)\}|[\[<]([^\[\]<>]+\|[^\[\]<>]+)[\]>]", self.metavar or "")
-        listed = re.split(r"[,|]", found[1] or found[2]) if found else []
+        found = _CHOICES.fullmatch(self.metavar or "")
+        listed = re.split(r"[,|]", found[1] or found[2] or found[3]) if found else []
         choices = tuple(choice.strip().strip("'\"") for choice in listed)
         # "{a,b,...}" lists no more than a beginning.
         return () if any("..." in choice for choice in choices) else choices
