@@ -69,8 +69,9 @@ class Process:
             return
         self.stopped = False
         waiting, self._waiting = self._waiting, []
+        life = self.life
         for act, arguments in waiting:
-            self._do(self.life, act, arguments)
+            self._do(life, act, arguments)  # one of them may end it: the rest was another life's
 
     def on_start(self) -> None:
         raise NotImplementedError
