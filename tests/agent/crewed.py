@@ -53,7 +53,6 @@ while :; do sleep 0.02; done
 
 class Crewed(Engine):
     name = "vllm"
-    needs_weights = False
     starts_slowly_s = 20.0
 
     def __init__(self, folder: Path, *sidecars: Sidecar, serves: bool = True) -> None:
@@ -74,6 +73,12 @@ class Crewed(Engine):
 
     def health(self) -> Probe:
         return Probe(method="GET", path="/health")
+
+    def loads_weights(self, rank: int) -> bool:
+        return False
+
+    def metrics(self) -> Probe | None:
+        return None
 
     def read_health(self, status: int, body: bytes) -> str | None:
         return None if status == 200 else "loading"

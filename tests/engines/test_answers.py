@@ -112,7 +112,8 @@ def test_readiness_asks_for_the_least(task: Task) -> None:
 @pytest.mark.parametrize(
     ("profile", "task", "words"),
     [
-        (Profile(name="p", engine="llamacpp", nodes=2), "generate", "does not run over several nodes yet"),
+        (Profile(name="p", engine="llamacpp", nodes=2), "generate", "where their ranks listen did not come with it"),
+        (Profile(name="p", engine="llamacpp", args=("--rpc", "h:1")), "generate", "--rpc is not the profile's to set"),
         (Profile(name="p", engine="llamacpp", tensor_parallel=2), "generate", '"--split-mode", "row"'),
         (Profile(name="p", engine="llamacpp", pipeline_parallel=2), "generate", "no pipeline_parallel"),
         (Profile(name="p", engine="llamacpp", sim=SimOptions()), "generate", "only the engine sim"),

@@ -31,7 +31,10 @@ HELP: Mapping[EngineName, str] = {
     "vllm": help_with(flags_of("vllm_0.32.0")),
     "sglang": help_with(flags_of("sglang_0.5.23")),
 }
-OLD_VLLM = flags_of("vllm_0.32.0") - {"--nnodes", "--node-rank", "--runner"} | {"--task", "--disable-log-requests"}
+OLD_VLLM = flags_of("vllm_0.32.0") - {"--nnodes", "--node-rank", "--runner", "--shutdown-timeout"} | {
+    "--task",
+    "--disable-log-requests",
+}
 
 
 def case(
@@ -73,6 +76,13 @@ CASES: Mapping[str, Launch] = {
     "vllm-ray-2-rank-0": case("vllm", 0, nodes=2, launch_mode="ray", context=8192),
     "vllm-ray-2-rank-1": case("vllm", 1, nodes=2, launch_mode="ray", context=8192),
     "vllm-old-2-rank-0": case("vllm", 0, nodes=2, changed={"version": "0.10.2", "help_text": help_with(OLD_VLLM)}),
+    "vllm-0.17-1": case("vllm", changed={"version": "0.17.1"}),
+    "vllm-cpu": case("vllm", gpus=0, tensor_parallel=1, memory_bytes=16 * 2**30, changed={"weights_bytes": 2**30}),
+    "vllm-cpu-2-rank-0": case("vllm", 0, nodes=2, gpus=0, tensor_parallel=1, memory_bytes=8 * 2**30),
+    "vllm-cpu-2-rank-1": case("vllm", 1, nodes=2, gpus=0, tensor_parallel=1, memory_bytes=8 * 2**30),
+    "sglang-cpu": case(
+        "sglang", gpus=0, tensor_parallel=1, memory_bytes=8 * 2**30, changed={"node_memory_bytes": 24 * 2**30}
+    ),
     "sglang-1": case("sglang"),
     "sglang-1-of-everything": case("sglang", context=8192, parallel=64, args=("--dtype", "bfloat16")),
     "sglang-embed": case("sglang", task="embed", gpus=1),
@@ -158,7 +168,8 @@ def test_ranks_on_several_nodes_are_pinned_to_their_fabric(name: str) -> None:
         assert env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
         assert env["NCCL_SOCKET_IFNAME"] == "=eno1"
         assert env["GLOO_SOCKET_IFNAME"] == env["TP_SOCKET_IFNAME"] == "eno1"
-        assert env["CUDA_VISIBLE_DEVICES"] == ",".join(f"GPU-{index:04d}" for index in range(8))
+        gpus = range(CASES[name].shard.profile.gpus_per_node)
+        assert env["CUDA_VISIBLE_DEVICES"] == ",".join(f"GPU-{index:04d}" for index in gpus)
 
 
 @pytest.mark.parametrize("name", ["vllm-1", "sglang-1"])
@@ -260,6 +271,57 @@ def test_an_ipv6_meeting_place() -> None:
     assert argv[argv.index("--master-addr") + 1] == "fd00::11"
 
 
+# -- on processors
+
+
+def cache_gib(**options: Any) -> str:
+    options = {"gpus": 0, "tensor_parallel": 1, **options}
+    return command(case("vllm", **options)).env["VLLM_CPU_KVCACHE_SPACE"]
+
+
+def test_vllms_cache_is_what_the_memory_leaves_beside_weights_and_processes() -> None:
+    """In whole GiB, since nothing else can be said to every version; without, it would take most of the machine."""
+    gib = 2**30
+    assert cache_gib(memory_bytes=16 * gib, changed={"weights_bytes": 5 * gib}) == "8"
+    assert cache_gib(memory_bytes=16 * gib, tensor_parallel=2, changed={"weights_bytes": 5 * gib}) == "4"
+    assert cache_gib(memory_bytes=16 * gib, nodes=2, changed={"weights_bytes": 10 * gib}) == "8"
+    assert cache_gib(memory_bytes=2 * gib) == "1"
+    assert cache_gib() == "4"
+
+
+def test_replicas_on_one_machine_do_not_bind_to_the_same_processors() -> None:
+    made = command(case("vllm", gpus=0, tensor_parallel=1, changed={"cores": 8}))
+    assert (made.env["VLLM_CPU_OMP_THREADS_BIND"], made.env["OMP_NUM_THREADS"]) == ("nobind", "7")
+    assert command(case("vllm", gpus=0, tensor_parallel=2, changed={"cores": 8})).env["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in command(CASES["vllm-1"]).env
+
+
+@pytest.mark.parametrize(("profile_says", "node_says"), [("ray", None), (None, "ray")])
+def test_ray_without_gpus_is_refused(profile_says: LaunchMode | None, node_says: str | None) -> None:
+    asked = case("vllm", nodes=2, gpus=0, tensor_parallel=1, launch_mode=profile_says)
+    with pytest.raises(LaunchRefused, match="launch_mode ray needs GPUs, and profile 'p' has none"):
+        VLLM.command(dataclasses.replace(asked, launch_mode=node_says))
+
+
+def test_an_old_vllm_has_no_way_over_several_nodes_without_gpus() -> None:
+    asked = case("vllm", nodes=2, gpus=0, tensor_parallel=1, changed={"version": "0.10.2"})
+    with pytest.raises(LaunchRefused, match=r"needs vLLM 0\.11\.1 or newer, and this node has 0\.10\.2: upgrade it$"):
+        VLLM.command(asked)
+
+
+def test_sglang_takes_no_more_of_the_machine_than_it_was_given() -> None:
+    argv = command(CASES["sglang-cpu"]).argv
+    assert argv[argv.index("--mem-fraction-static") + 1] == "0.250", "6 of the 24 GiB: its processes take 2"
+    assert "--mem-fraction-static" not in command(CASES["sglang-1"]).argv
+    unknown = command(case("sglang", gpus=0, tensor_parallel=1, memory_bytes=2**33)).argv
+    assert "--mem-fraction-static" not in unknown
+
+
+@pytest.mark.parametrize(("version", "there"), [("0.32.0+cpu", True), ("0.18.0", True), ("0.17.1", False)])
+def test_vllm_finishes_requests_where_it_can(version: str, there: bool) -> None:
+    assert ("--shutdown-timeout" in command(case("vllm", changed={"version": version})).argv) == there
+
+
 # -- refusals
 
 
@@ -271,7 +333,8 @@ def refused(name: EngineName, *, task: Task = "generate", **options: Any) -> str
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"gpus": 0, "tensor_parallel": 1}, "runs on GPUs: give profile 'p' gpus_per_node of 1 or more"),
+        ({"gpus": 0, "nodes": 2, "tensor_parallel": 1, "pipeline_parallel": 1}, "is no multiple of its 2 nodes"),
+        ({"gpus": 0, "tensor_parallel": 2}, None),
         ({"gpus": 8, "tensor_parallel": 4}, "tensor_parallel 4 × pipeline_parallel 1 = 4 GPUs, and nodes 1"),
         ({"gpus": 4, "nodes": 3, "tensor_parallel": 4, "pipeline_parallel": 2}, "nodes 3 × gpus_per_node 4 = 12"),
         (

@@ -21,6 +21,7 @@ from llmgw.cluster.model import (
     Gpu,
     Hca,
     Inventory,
+    Load,
     ObservedShard,
     Placement,
     PortRange,
@@ -76,6 +77,11 @@ VITALS = Vitals(
     disk_bytes=2_000_000_000_000,
     disk_free_bytes=1_500_000_000_000,
     load_1m=0.5,
+    loads={
+        "qwen-abcde/0": Load(
+            running=3.0, waiting=1.0, kv_used_ratio=0.25, prompt_tokens_total=9000.0, generation_tokens_total=512.0
+        )
+    },
 )
 ENGINE = EngineOnNode(name="llamacpp", version="b10991", state=EngineState.DOWNLOADING, words="42 %", since=1.5)
 SHARD = ObservedShard(
@@ -119,8 +125,8 @@ DESIRED_SHARD = DesiredShard(
     fabric="ib-a",
     dist_init="10.0.0.11:20050",
     peers=(
-        ShardPeer(node="gpu-a-01", address="10.0.0.11", fabrics=("ib-a",)),
-        ShardPeer(node="gpu-a-02", address="10.0.0.12", fabrics=("ib-a", "ib-b")),
+        ShardPeer(node="gpu-a-01", address="10.0.0.11", fabrics=("ib-a",), port=20000),
+        ShardPeer(node="gpu-a-02", address="10.0.0.12", fabrics=("ib-a", "ib-b"), port=20100),
     ),
     go=False,
 )

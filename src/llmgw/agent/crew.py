@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from llmgw.agent.presence import Failed
+from llmgw.agent.reach import LOOK_AGAIN_S, reached
 from llmgw.agent.supervisor import (
     ENGINE,
     LINES_SAID,
@@ -29,6 +30,9 @@ from llmgw.engines.base import Command, Sidecar
 RUNS_S = 1.0
 """What has run for so long without a sign of its own counts as up."""
 
+REACHED_WITHIN_S = 120.0
+"""For all that an engine connects to as it starts: they are started at the same time, on other nodes."""
+
 _UNTIL_READY = 'until timeout -k 1 60 "$@"; do sleep 0.5; done'
 """One process of the sidecar's own user, and in its view of the files, rather than one for each look."""
 
@@ -45,6 +49,11 @@ class Crew:
         """None: it was never started."""
         return self._supervisor.part(self._shard_id, self._generation)
 
+    @property
+    def untouched(self) -> bool:
+        """Nothing of this generation was ever started."""
+        return not self._supervisor.parts(self._shard_id, self._generation)
+
     async def start(self, command: Command, reads: Sequence[Path], say: Callable[[str], None]) -> int:
         """Starts what does not run yet, in order. Returns a pid: the engine's, or where there is none a sidecar's.
 
@@ -55,6 +64,7 @@ class Crew:
             say(f"starting its sidecar {sidecar.name}")
             up = await self._sidecar_up(sidecar, command, (*reads, *_reads(sidecar)), say)
             first = first or up
+        await self._reach(command, say)
         if command.argv:
             say("starting the engine")
             spec = self._spec(ENGINE, command.argv, command, reads)
@@ -121,6 +131,21 @@ class Crew:
 
     async def _lines(self, part: str) -> tuple[str, ...]:
         return tuple(await asyncio.to_thread(self._supervisor.tail_of, self._shard_id, part, LINES_SAID))
+
+    # -- what it connects to
+
+    async def _reach(self, command: Command, say: Callable[[str], None]) -> None:
+        """Once it is up: whoever has been reached counts as reached, since its end is the end of the generation."""
+        deadline = time.monotonic() + REACHED_WITHIN_S
+        for listener in command.waits_for:
+            while words := await reached(listener):
+                where = f"{listener.who} at {listener.host}:{listener.port}"
+                for sidecar in command.sidecars:
+                    self._must_run(sidecar.name)
+                if time.monotonic() > deadline:
+                    raise Failed(f"{where} could not be reached within {REACHED_WITHIN_S:g} s: {words}")
+                say(f"waiting for {where}: {words}")
+                await asyncio.sleep(LOOK_AGAIN_S)
 
     # -- processes
 

@@ -14,7 +14,7 @@ from llmgw.agent.memory import ShardMemory
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Ended, Running, Supervisor
 from llmgw.agent.weights import WeightStore
-from llmgw.cluster.model import DesiredShard, EngineOnNode, Exit, Inventory, ObservedShard, ShardState
+from llmgw.cluster.model import DesiredShard, EngineOnNode, Exit, Inventory, Load, ObservedShard, ShardState
 from llmgw.process.errors import ProcessError
 
 log = structlog.get_logger()
@@ -61,6 +61,8 @@ class Presence:
         self.generation = generation
         self._rooms = rooms
         self._report = report
+        self.load: Load | None = None
+        """How busy its engine was when it was last asked; None: not known."""
         self.observed = ObservedShard(
             id=shard_id, generation=generation, state=ShardState.WANTED, since=time.time(), pid=pid
         )

@@ -7,7 +7,6 @@ for a new generation.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -17,13 +16,14 @@ from llmgw.agent import peers, ports
 from llmgw.agent.crew import Crew
 from llmgw.agent.fetch.threads import in_thread
 from llmgw.agent.install import Program
+from llmgw.agent.launching import launch
 from llmgw.agent.memory import Remembered
 from llmgw.agent.presence import Failed, Presence, Rooms
 from llmgw.agent.supervisor import StopError
 from llmgw.agent.vigil import Vigil
 from llmgw.agent.weights import WeightsRefused
-from llmgw.cluster.model import DesiredShard, ShardState
-from llmgw.engines.base import Engine, Launch, LaunchRefused
+from llmgw.cluster.model import DesiredShard, Load, ShardState
+from llmgw.engines.base import Engine, LaunchRefused
 from llmgw.engines.registry import EngineNotRun, engine
 from llmgw.process.errors import ProcessError
 
@@ -90,7 +90,10 @@ class ShardRunner(Presence):
         await self._bring_up(adapter, program, weights)
 
     async def _bring_up(self, adapter: Engine, program: Program, weights: Path | None) -> None:
-        command = adapter.command(self._launch(program, self._rooms.host(), weights))
+        command = adapter.command(await launch(adapter, self.shard, self._rooms, program, weights))
+        if self._crew.untouched:
+            for port in command.listens:
+                await self._require_port(self._rooms.host(), port)
         self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint, prepared=False)
         await self._remember(command.endpoint)
         reads = (*program.reads, *([weights] if weights else []))
@@ -114,7 +117,7 @@ class ShardRunner(Presence):
             await changed.wait()
 
     async def _require_ports(self) -> None:
-        """Rank 0's alone: of those that the other ranks use nobody but their engine knows."""
+        """Rank 0's alone: those that the other ranks use, or their engine's sidecars, are known with the command."""
         if self.shard.rank != 0:
             return
         host = self._rooms.host()
@@ -140,7 +143,7 @@ class ShardRunner(Presence):
             raise Failed(f"what was asked can't be written down: {error}") from error
 
     async def _weights(self, adapter: Engine) -> Path | None:
-        if not adapter.needs_weights:
+        if not adapter.loads_weights(self.shard.rank):
             return None
         if self.shard.source is None:
             raise Failed(f"{adapter.name} needs weights, and the model {self.shard.model} names no source")
@@ -151,23 +154,6 @@ class ShardRunner(Presence):
             )
         except WeightsRefused as refusal:
             raise Failed(f"weights: {refusal}") from refusal
-
-    def _launch(self, program: Program, host: str, weights: Path | None) -> Launch:
-        inventory = self._rooms.inventory()
-        return Launch(
-            shard=self.shard,
-            program=program.argv,
-            host=host,
-            weights=str(weights) if weights else None,
-            work_dir=str(self._rooms.supervisor.work_dir(self.id)),
-            help_text=program.help_text,
-            version=program.version,
-            launch_mode=inventory.launch_modes.get(self.shard.profile.engine),
-            cores=len(os.sched_getaffinity(0)),
-            interface=inventory.mgmt_interface,
-            hcas=peers.adapters(self.shard, inventory),
-            sidecar_program=self._rooms.sidecar_programs.get(self.shard.profile.engine, ()),
-        )
 
     # -- from what an earlier agent left
 
@@ -203,6 +189,7 @@ class ShardRunner(Presence):
         vigil = Vigil(adapter, self.shard, self._rooms, self._say, lambda: self.observed.state is ShardState.READY)
         stuck = ""
         try:
+        vigil.on_load = self._heard
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._keep(vigil, endpoint, proved))
                 await self._crew.first_end()
@@ -237,6 +224,9 @@ class ShardRunner(Presence):
 
     async def _fail(self, failure: Failed) -> None:
         """Whatever was started by then is stopped first: what failed holds nothing."""
+    def _heard(self, load: Load | None) -> None:
+        self.load = load
+
         words = str(failure)
         if stuck := await self._stop_the_rest():
             words = words if stuck in words else f"{words}; {stuck}"

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from llmgw.agent.fetch.threads import in_thread
+from llmgw.agent.load import LoadReader
 from llmgw.agent.presence import Failed, Rooms
 from llmgw.agent.probe import HEALTH_TIMEOUT_S, NoAnswer
 from llmgw.agent.supervisor import SupervisorError
-from llmgw.cluster.model import DesiredShard, ShardState
+from llmgw.cluster.model import DesiredShard, Load, ShardState
 from llmgw.engines.base import Engine, EngineUnhealthy
 
 log = structlog.get_logger()
@@ -43,6 +44,9 @@ class Vigil:
         self._rooms = rooms
         self._say = say
         self._ready = ready
+        self._load = LoadReader(adapter, shard, rooms.client)
+        self.on_load: Callable[[Load | None], None] = lambda load: None
+        """Hears how busy the engine is, at each look at its health."""
 
     async def keep(self, endpoint: str | None, proved: bool) -> None:
         """Returns never. Raises Failed when the engine has to be given up on."""
@@ -95,6 +99,7 @@ class Vigil:
         while True:
             await asyncio.sleep(self._rooms.health_interval_s)
             words = await self._health(endpoint)
+            self.on_load(await self._load.look(endpoint) if words is None else None)
             if words is None:
                 healthy_at = time.monotonic()
             elif time.monotonic() - healthy_at > UNHEALTHY_S:

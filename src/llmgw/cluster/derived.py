@@ -96,6 +96,7 @@ def _peers(cluster: Cluster, replica: Replica) -> tuple[ShardPeer, ...]:
         ShardPeer(
             node=placement.node,
             address=placement.address,
+            port=placement.port,
             fabrics=tuple(fabric.name for fabric in node.inventory.fabrics) if node and node.inventory else (),
         )
         for placement, node in zip(replica.placements, nodes, strict=True)

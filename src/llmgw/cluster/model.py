@@ -176,6 +176,21 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy an engine is, under the same names whichever it is. None: the engine does not tell."""
+
+    running: float | None = None
+    """Requests that it works on."""
+    waiting: float | None = None
+    """Requests that it has taken and not begun."""
+    kv_used_ratio: float | None = None
+    """Part of its cache of keys and values that is taken: 0 to 1."""
+    prompt_tokens_total: float | None = None
+    """Counted since the engine started, as is the next."""
+    generation_tokens_total: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
     """What moves: part of every heartbeat."""
 
@@ -184,6 +199,8 @@ class Vitals:
     disk_bytes: int
     disk_free_bytes: int
     load_1m: float = 0.0
+    loads: Mapping[str, Load] = field(default_factory=dict)
+    """By shard id: of those that serve, and whose engine answered when it was last asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +393,8 @@ class DesiredShard:
 
     id: str
     generation: int
+    port: int = 0
+    """First of its block of ports; 0: the control plane is too old to say."""
     rank: int
     model: str
     aliases: tuple[str, ...]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.flags import Flag, read_flags
+from llmgw.engines.load import LoadMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,12 @@ class Launch:
     """The node's own choice, for profiles that make none: ``ray`` or ``mp``."""
     sidecar_program: tuple[str, ...] = ()
     """The program that sidecars are started with (``ray``), where the engine needs any."""
+    worker_program: tuple[str, ...] = ()
+    """The one of ``Engine.worker_programs`` that lies beside ``program``; empty where none does."""
+    weights_bytes: int = 0
+    """Size of what ``weights`` names; 0: not known."""
+    node_memory_bytes: int = 0
+    """All of the node's memory; 0: not known."""
 
     @property
     def flags(self) -> Mapping[str, Flag]:
@@ -56,6 +63,16 @@ class Sidecar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Something that an engine connects to as soon as it starts."""
+
+    who: str
+    """For people: ``rank 1 on node02``."""
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     argv: tuple[str, ...]
     """Empty for a rank that runs nothing but its sidecars: the shard lives as long as they do."""
@@ -67,6 +84,10 @@ class Command:
     """In the order in which they are started."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files (0600, of the engine's user) to write before the start: path to text. Keys go here, never into argv."""
+    listens: tuple[int, ...] = ()
+    """Ports that it opens on the node's address beside ``endpoint``: looked at before the start like that one."""
+    waits_for: tuple[Listener, ...] = ()
+    """Must take connections before the engine is started, since it ends where one does not; sidecars are up by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +103,12 @@ class Engine(Protocol):
     """An engine as pure functions. One object per engine, in ``llmgw.engines.registry``."""
 
     name: str
-    needs_weights: bool
     starts_slowly_s: float
     """How long a start may take before it counts as hung."""
+    worker_programs: tuple[str, ...]
+    """Names, the newest first, of the program that ranks above 0 run where it is not the engine's own."""
+    load_metrics: LoadMetrics | None
+    """Where its load stands in what ``metrics`` answers; None: it tells none."""
 
     def command(self, launch: Launch) -> Command:
         """Raises LaunchRefused where this node, or the build on it, can't run the shard as asked."""
@@ -92,7 +116,13 @@ class Engine(Protocol):
     def refusal(self, shard: DesiredShard) -> str | None:
         """Why this engine can't run this shard as asked, in words; None where it can."""
 
+    def loads_weights(self, rank: int) -> bool:
+        """Whether this rank reads the model's files itself."""
+
     def health(self) -> Probe: ...
+
+    def metrics(self) -> Probe | None:
+        """What answers with Prometheus' text; None where nothing does."""
 
     def read_health(self, status: int, body: bytes) -> str | None:
         """None: healthy. Else what it is doing ("loading the model"). Raises EngineUnhealthy where it has failed."""

@@ -1,13 +1,16 @@
-"""llama.cpp's ``llama-server``: single node, on the CPU or on the node's GPUs."""
+"""llama.cpp's ``llama-server``, on the CPU or on GPUs; over several nodes by its RPC backend (see ``llamacpp_rpc``)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from llmgw.cluster.catalog import Profile
 from llmgw.cluster.model import DesiredShard
+from llmgw.engines import llamacpp_rpc
 from llmgw.engines.base import Command, Launch, LaunchRefused, Probe
 from llmgw.engines.flags import Flag
+from llmgw.engines.load import LoadMetrics
 from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
 
 DEFAULT_PARALLEL = 4
@@ -40,42 +43,50 @@ _RESERVED = {
     "--api-prefix": "the gateway asks for /v1 paths",
     "--ssl-key-file": "the gateway speaks plain HTTP to engines",
     "--ssl-cert-file": "the gateway speaks plain HTTP to engines",
+    "--rpc": "the profile's `nodes` decide, and the placement",
 }
 
 
 class LlamaCpp:
     name = "llamacpp"
-    needs_weights = True
     starts_slowly_s = 1800.0
+    worker_programs: tuple[str, ...] = llamacpp_rpc.PROGRAMS
+    load_metrics: LoadMetrics | None = LoadMetrics(
+        running=("llamacpp:requests_processing",),
+        waiting=("llamacpp:requests_deferred",),
+        prompt_tokens_total=("llamacpp:prompt_tokens_total",),
+        generation_tokens_total=("llamacpp:tokens_predicted_total",),
+    )
 
     def command(self, launch: Launch) -> Command:
-        shard, profile = launch.shard, launch.shard.profile
+        shard = launch.shard
+        spans = shard.profile.nodes > 1
+        if spans and shard.rank > 0:
+            return llamacpp_rpc.worker(launch, _environment(shard))
         if launch.weights is None:
             # Without a model llama-server starts as a router: healthy, and serving nothing.
             raise LaunchRefused(f"shard {shard.id}: llamacpp needs a model file, and none was given")
-        flags = launch.flags
         port = shard.placement.port
-        # Only the name, never the aliases: answers carry the alphabetically first of them as `model`,
-        # and requests may name any.
-        argv = [*launch.program, "--host", launch.host, "--port", str(port)]
-        argv += ["--model", launch.weights, "--alias", shard.model, "--metrics"]
-        argv += _context(profile.context, profile.parallel, flags)
-        argv += _devices(profile.gpus_per_node, launch.cores, flags)
-        argv += _task(shard)
-        argv += _first_of(("--no-ui", "--no-webui"), flags)
-        argv += profile.args
-        return Command(argv=tuple(argv), env=_environment(shard), endpoint=f"{launch.host}:{port}")
+        argv = [*launch.program, *_server(launch, launch.weights)]
+        argv += llamacpp_rpc.flags(launch) if spans else []
+        argv += shard.profile.args
+        return Command(
+            argv=tuple(argv),
+            env={**_environment(shard), "LLAMA_API_KEY": shard.api_key},
+            endpoint=f"{launch.host}:{port}",
+            sidecars=llamacpp_rpc.sidecars(launch, _environment(shard)) if spans else (),
+            listens=llamacpp_rpc.own_ports(shard) if spans else (),
+            waits_for=llamacpp_rpc.listeners(shard) if spans else (),
+        )
 
     def refusal(self, shard: DesiredShard) -> str | None:
         profile = shard.profile
-        if profile.nodes > 1:
-            return (
-                f"llamacpp does not run over several nodes yet, and profile {profile.name!r} asks for {profile.nodes}"
-            )
         if shard.task not in ("generate", "embed", "rerank"):
             return f"llamacpp serves the tasks generate, embed and rerank, not {shard.task}"
         if profile.pipeline_parallel > 1:
             return "llamacpp has no pipeline_parallel: it spreads layers over all the GPUs that it is given"
+        if profile.launch_mode is not None:
+            return f"profile {profile.name!r} has a launch_mode, which only vllm has"
         if profile.sim is not None:
             return f"profile {profile.name!r} has `sim` options, which only the engine sim reads"
         if profile.tensor_parallel > 1:
@@ -83,7 +94,16 @@ class LlamaCpp:
                 "llamacpp has no tensor_parallel: it spreads layers over all the GPUs that it is given; "
                 'leave it out, or set args: ["--split-mode", "row"]'
             )
+        if profile.nodes > 1 and (words := llamacpp_rpc.refusal(shard)):
+            return words
         return check_args(profile.args, _RESERVED)
+
+    def loads_weights(self, rank: int) -> bool:
+        """Rank 0 alone: the others are sent their layers."""
+        return rank == 0
+
+    def metrics(self) -> Probe | None:
+        return Probe(method="GET", path="/metrics")
 
     def health(self) -> Probe:
         return Probe(method="GET", path="/health")
@@ -111,6 +131,22 @@ class LlamaCpp:
         return commit if commit != "unknown" else None
 
 
+def _server(launch: Launch, weights: str) -> list[str]:
+    """All but where the layers of other nodes are, and ``args``."""
+    shard, profile, flags = launch.shard, launch.shard.profile, launch.flags
+    # Only the name, never the aliases: answers carry the alphabetically first of them as `model`,
+    # and requests may name any.
+    argv = ["--host", launch.host, "--port", str(shard.placement.port), "--model", weights, "--alias", shard.model]
+    argv.append("--metrics")
+    argv += _context(profile.context, profile.parallel, flags)
+    argv += _fit(profile, flags)
+    argv += _devices(launch)
+    argv += _task(shard)
+    argv += _first_of(("--no-ui", "--no-webui"), flags)
+    # What runs is what was placed: nothing is fetched behind the agent's back, whatever `args` name.
+    return argv + _first_of(("--offline",), flags)
+
+
 def _context(context: int | None, parallel: int | None, flags: Mapping[str, Flag]) -> list[str]:
     """``context`` is per request: a cache split evenly over the slots gives each its own, whatever others do.
 
@@ -122,16 +158,24 @@ def _context(context: int | None, parallel: int | None, flags: Mapping[str, Flag
         return ["--parallel", str(parallel), *_first_of(("--kv-unified",), flags)]
     slots = parallel or DEFAULT_PARALLEL
     sizes = ["--ctx-size", str(context * slots), "--parallel", str(slots)]
-    # Sizes are stated: the engine must fail rather than shrink them in silence to what fits.
-    stated = ["--fit", "off"] if "--fit" in flags else []
-    return [*sizes, *_first_of(("--no-kv-unified",), flags), *stated]
+    return [*sizes, *_first_of(("--no-kv-unified",), flags)]
 
 
-def _devices(gpus: int, cores: int, flags: Mapping[str, Flag]) -> list[str]:
-    if gpus:
+def _fit(profile: Profile, flags: Mapping[str, Flag]) -> list[str]:
+    """Where sizes are stated, or spread over nodes by us, it must fail rather than change them in silence."""
+    stated = profile.context is not None or profile.nodes > 1
+    return ["--fit", "off"] if stated and "--fit" in flags else []
+
+
+def _devices(launch: Launch) -> list[str]:
+    profile, flags = launch.shard.profile, launch.flags
+    if profile.gpus_per_node:
         return ["--n-gpu-layers", ALL_LAYERS]
     # Threads spin on each other: with every core taken by others, one thread too many costs a factor of four.
-    threads = ["--threads", str(max(1, cores - 1))]
+    threads = ["--threads", str(max(1, launch.cores - 1))]
+    if profile.nodes > 1:
+        # Layers go to the ranks' servers, which count as devices.
+        return [*threads, "--n-gpu-layers", ALL_LAYERS]
     return [*threads, "--device", "none"] if "--device" in flags else [*threads, "--n-gpu-layers", "0"]
 
 
@@ -146,13 +190,13 @@ def _first_of(names: tuple[str, ...], flags: Mapping[str, Flag]) -> list[str]:
 
 
 def _environment(shard: DesiredShard) -> dict[str, str]:
+    """That of every process of the shard, but for the key."""
     environment = {
-        "LLAMA_API_KEY": shard.api_key,
         "GGML_NO_BACKTRACE": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(shard.placement.gpu_uuids),
     }
-    if shard.placement.gpus:
-        # Vulkan builds read no uuids.
+    if shard.placement.gpus or shard.profile.nodes > 1:
+        # Vulkan builds read no uuids. Empty, it hides all of them: no flag of a rank's server does.
         environment["GGML_VK_VISIBLE_DEVICES"] = ",".join(str(index) for index in shard.placement.gpus)
     return environment

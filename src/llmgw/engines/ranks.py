@@ -25,11 +25,11 @@ def meeting_place(shard: DesiredShard) -> str:
 
 
 def parallel_refusal(engine: str, profile: Profile) -> str | None:
-    """Why the profile's parallelism does not fit the GPUs that it asks for; None where it does."""
+    """Why the profile's parallelism does not fit the nodes and GPUs that it asks for; None where it does."""
     nodes, gpus = profile.nodes, profile.gpus_per_node
     tensor, pipeline = profile.tensor_parallel, profile.pipeline_parallel
     if gpus < 1:
-        return f"{engine} runs on GPUs: give profile {profile.name!r} gpus_per_node of 1 or more"
+        return _on_processors(engine, profile)
     if tensor * pipeline != nodes * gpus:
         return (
             f"profile {profile.name!r}: tensor_parallel {tensor} × pipeline_parallel {pipeline} = "
@@ -41,6 +41,26 @@ def parallel_refusal(engine: str, profile: Profile) -> str | None:
             f"make tensor_parallel a divisor or a multiple of {gpus}"
         )
     return None
+
+
+def _on_processors(engine: str, profile: Profile) -> str | None:
+    if profile.tensor_parallel * profile.pipeline_parallel % profile.nodes:
+        return (
+            f"profile {profile.name!r}: tensor_parallel {profile.tensor_parallel} × pipeline_parallel "
+            f"{profile.pipeline_parallel} is no multiple of its {profile.nodes} nodes, and {engine} runs as many "
+            "processes on each: make it one"
+        )
+    return None
+
+
+def processes_per_node(profile: Profile) -> int:
+    """Of those that compute: one per GPU; on processors as many as the parallelism asks for."""
+    return profile.gpus_per_node or max(1, profile.tensor_parallel * profile.pipeline_parallel // profile.nodes)
+
+
+def threads(launch: Launch) -> int:
+    """For each process that computes on processors. One core stays free: the processes spin on each other."""
+    return max(1, (launch.cores - 1) // processes_per_node(launch.shard.profile))
 
 
 def devices(shard: DesiredShard) -> dict[str, str]:

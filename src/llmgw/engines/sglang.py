@@ -7,12 +7,16 @@ import re
 
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.base import Command, EngineUnhealthy, Launch, LaunchRefused, Probe
+from llmgw.engines.load import LoadMetrics
 from llmgw.engines.openai import check_args, proof, readiness_probe, said
-from llmgw.engines.ranks import collectives, devices, meeting_place, no_meeting_place, parallel_refusal
+from llmgw.engines.ranks import collectives, devices, meeting_place, no_meeting_place, parallel_refusal, threads
 
 NCCL_PORT = 20
 BOOTSTRAP_PORT = 30
 """Where in the shard's block they lie. Left out, both are the same for every engine on the node, or random."""
+
+PROCESSES_BYTES = 2 * 2**30
+"""What its processes take on a CPU beside the weights and the cache, measured at 2.1 GB."""
 
 _ADDRESS = "the node's address and port are the placement's"
 _MODEL = "the model's `source` decides"
@@ -46,6 +50,7 @@ _RESERVED = {
     "--nccl-init-addr": "the placement decides",
     "--use-ray": "ranks are started by llmgw",
     "--base-gpu-id": "the placement decides",
+    "--device": "the profile's `gpus_per_node` decides",
 }
 
 _VERSION = re.compile(r"^sglang version:\s*(\S+)", re.MULTILINE)
@@ -55,8 +60,17 @@ class Sglang:
     """``Launch.program`` starts the server: ``PYTHON -m sglang.launch_server``, or ``sglang serve``."""
 
     name = "sglang"
-    needs_weights = True
     starts_slowly_s = 3600.0
+    worker_programs: tuple[str, ...] = ()
+    load_metrics: LoadMetrics | None = LoadMetrics(
+        running=("sglang:num_running_reqs",),
+        waiting=("sglang:num_queue_reqs",),
+        kv_used_ratio=("sglang:token_usage",),
+        prompt_tokens_total=("sglang:prompt_tokens_total",),
+        generation_tokens_total=("sglang:generation_tokens_total",),
+        # Every stage of a pipeline tells of the same requests.
+        join=max,
+    )
 
     def command(self, launch: Launch) -> Command:
         shard, profile = launch.shard, launch.shard.profile
@@ -74,6 +88,7 @@ class Sglang:
             argv += ["--config", path]
         argv += _model(launch)
         argv += _ranks(launch)
+        argv += _processors(launch)
         argv += profile.args
         endpoint = f"{launch.host}:{shard.placement.port}" if serves else None
         return Command(argv=tuple(argv), env=_environment(launch), endpoint=endpoint, files=files)
@@ -92,8 +107,14 @@ class Sglang:
             or check_args(profile.args, _RESERVED, abbreviated=True)
         )
 
+    def loads_weights(self, rank: int) -> bool:
+        return True
+
     def health(self) -> Probe:
         return Probe(method="GET", path="/health")
+
+    def metrics(self) -> Probe | None:
+        return Probe(method="GET", path="/metrics")
 
     def read_health(self, status: int, body: bytes) -> str | None:
         """A 200 takes a second: it answered one token. 503 while it starts, or where that token did not come."""
@@ -142,10 +163,25 @@ def _ranks(launch: Launch) -> list[str]:
     return argv
 
 
+def _processors(launch: Launch) -> list[str]:
+    """Empty on GPUs."""
+    profile = launch.shard.profile
+    if profile.gpus_per_node:
+        return []
+    argv = ["--device", "cpu", "--disable-overlap-schedule"]
+    if profile.memory_bytes is not None and launch.node_memory_bytes:
+        # Its own guess is most of the machine. The fraction is of what is free as it starts, and so never more.
+        left_bytes = max(profile.memory_bytes - PROCESSES_BYTES, profile.memory_bytes // 2)
+        argv += ["--mem-fraction-static", f"{min(left_bytes / launch.node_memory_bytes, 0.9):.3f}"]
+    return argv
+
+
 def _environment(launch: Launch) -> dict[str, str]:
+    on_processors = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(threads(launch))}
     return {
         **devices(launch.shard),
         **collectives(launch),
+        **({} if launch.shard.profile.gpus_per_node else on_processors),
         # Its own guess is what the host's name resolves to, or the address on the way to the internet.
         "SGLANG_HOST_IP": launch.host,
         "HF_HUB_OFFLINE": "1",

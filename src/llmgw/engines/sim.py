@@ -8,6 +8,7 @@ import hmac
 from llmgw.cluster.catalog import SimOptions
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines.base import Command, Launch, Probe
+from llmgw.engines.load import LoadMetrics
 from llmgw.engines.openai import check_args, proof, read_health, readiness_probe
 from llmgw.engines.ranks import meeting_place, no_meeting_place
 
@@ -28,8 +29,14 @@ _RESERVED = {
 
 class Sim:
     name = "sim"
-    needs_weights = False
     starts_slowly_s = 600.0
+    worker_programs: tuple[str, ...] = ()
+    load_metrics: LoadMetrics | None = LoadMetrics(
+        running=("llmgw_sim_requests_running",),
+        waiting=("llmgw_sim_requests_waiting",),
+        prompt_tokens_total=("llmgw_sim_prompt_tokens_total",),
+        generation_tokens_total=("llmgw_sim_tokens_total",),
+    )
 
     def command(self, launch: Launch) -> Command:
         shard, profile = launch.shard, launch.shard.profile
@@ -58,8 +65,14 @@ class Sim:
             return f"the simulated engine serves the tasks generate, embed and rerank, not {shard.task}"
         return check_args(shard.profile.args, _RESERVED)
 
+    def loads_weights(self, rank: int) -> bool:
+        return False
+
     def health(self) -> Probe:
         return Probe(method="GET", path="/health")
+
+    def metrics(self) -> Probe | None:
+        return Probe(method="GET", path="/metrics")
 
     def read_health(self, status: int, body: bytes) -> str | None:
         return read_health(status, body)

@@ -10,13 +10,32 @@ from llmgw.cluster.model import DesiredShard
 from llmgw.engines import ray
 from llmgw.engines.base import Command, EngineUnhealthy, Launch, LaunchRefused, Probe, Sidecar
 from llmgw.engines.flags import Flag
+from llmgw.engines.load import LoadMetrics
 from llmgw.engines.openai import check_args, proof, readiness_probe, said
-from llmgw.engines.ranks import collectives, devices, meeting_place, no_meeting_place, parallel_refusal
+from llmgw.engines.ranks import (
+    collectives,
+    devices,
+    meeting_place,
+    no_meeting_place,
+    parallel_refusal,
+    processes_per_node,
+    threads,
+)
 
 MP_SINCE = (0, 11, 1)
 """The first version whose own processes span nodes (``--nnodes``)."""
 RUNNER_SINCE = (0, 10, 0)
 """The first version with ``--runner``; before, ``--task``."""
+
+SHUTDOWN_TIMEOUT_SINCE = (0, 18, 0)
+"""The first version with ``--shutdown-timeout``."""
+SHUTDOWN_S = 30
+"""How long it may finish requests after SIGTERM. Without, it drops them at once, and hangs until they are closed."""
+
+PROCESSES_BYTES = 3 * 2**30
+"""What its processes take on a CPU beside the weights and the cache, measured at 2.8 GB."""
+CACHE_GIB = 4
+"""The cache on a CPU where the profile states no memory: what vLLM itself took until it took most of the machine."""
 
 INNER_PORTS = 10
 """Where in the shard's block its inner servers begin: vLLM counts upwards from VLLM_PORT."""
@@ -69,8 +88,15 @@ class Vllm:
     """``Launch.program`` is ``vllm`` alone, and ``Launch.help_text`` what ``serve --help=all`` prints."""
 
     name = "vllm"
-    needs_weights = True
     starts_slowly_s = 3600.0
+    worker_programs: tuple[str, ...] = ()
+    load_metrics: LoadMetrics | None = LoadMetrics(
+        running=("vllm:num_requests_running",),
+        waiting=("vllm:num_requests_waiting",),
+        kv_used_ratio=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        prompt_tokens_total=("vllm:prompt_tokens_total",),
+        generation_tokens_total=("vllm:generation_tokens_total",),
+    )
 
     def command(self, launch: Launch) -> Command:
         shard, profile = launch.shard, launch.shard.profile
@@ -88,6 +114,8 @@ class Vllm:
         argv = [*launch.program, "serve", launch.weights]
         if serves:
             argv += ["--host", launch.host, "--port", str(shard.placement.port)]
+            if not _lacks(launch, "--shutdown-timeout", SHUTDOWN_TIMEOUT_SINCE):
+                argv += ["--shutdown-timeout", str(SHUTDOWN_S)]
             environment = {**environment, "VLLM_API_KEY": shard.api_key}
         argv += _model(launch)
         argv += _ranks(launch, mode)
@@ -107,8 +135,14 @@ class Vllm:
             or check_args(profile.args, _RESERVED, abbreviated=True)
         )
 
+    def loads_weights(self, rank: int) -> bool:
+        return True
+
     def health(self) -> Probe:
         return Probe(method="GET", path="/health")
+
+    def metrics(self) -> Probe | None:
+        return Probe(method="GET", path="/metrics")
 
     def read_health(self, status: int, body: bytes) -> str | None:
         """It answers nothing while it loads, and 503 only once its engine is dead."""
@@ -131,22 +165,27 @@ class Vllm:
 
 
 def _mode(launch: Launch) -> LaunchMode:
-    """The profile's choice, else the node's, else ``mp`` where the build has it."""
-    asked = launch.shard.profile.launch_mode or launch.launch_mode
+    """The profile's choice, else the node's, else ``mp`` where the build has it. On processors there is no other."""
+    profile = launch.shard.profile
+    on_gpus = profile.gpus_per_node > 0
     lacks = _lacks(launch, "--nnodes", MP_SINCE)
-    match asked:
-        case None:
-            return "ray" if lacks else "mp"
-        case "ray":
+    match profile.launch_mode or launch.launch_mode or ("ray" if lacks and on_gpus else "mp"):
+        case "ray" if on_gpus:
             return "ray"
+        case "ray":
+            raise LaunchRefused(
+                f"launch_mode ray needs GPUs, and profile {profile.name!r} has none: vLLM does not run over Ray on "
+                "processors; set launch_mode: mp"
+            )
         case "mp" if not lacks:
             return "mp"
         case "mp":
+            way_out = "upgrade it, or set launch_mode: ray" if on_gpus else "upgrade it"
             raise LaunchRefused(
-                f"launch_mode mp over {launch.shard.profile.nodes} nodes needs vLLM 0.11.1 or newer, and this node has "
-                f"{launch.version or 'one without --nnodes'}: upgrade it, or set launch_mode: ray"
+                f"launch_mode mp over {profile.nodes} nodes needs vLLM 0.11.1 or newer, and this node has "
+                f"{launch.version or 'one without --nnodes'}: {way_out}"
             )
-        case _:
+        case asked:
             raise LaunchRefused(f"launch_mode {asked} is none of vLLM's: set it to mp or ray")
 
 
@@ -199,6 +238,7 @@ def _environment(launch: Launch) -> dict[str, str]:
     return {
         **devices(launch.shard),
         **collectives(launch),
+        **_processors(launch),
         # Its own guess is the address on the way to the internet, and Ray must be told the same one.
         "VLLM_HOST_IP": launch.host,
         "VLLM_PORT": str(launch.shard.placement.port + INNER_PORTS),
@@ -209,3 +249,23 @@ def _environment(launch: Launch) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _processors(launch: Launch) -> dict[str, str]:
+    """Empty on GPUs. A replica has no processors of its own: left to itself, each would bind to the same ones."""
+    if launch.shard.profile.gpus_per_node:
+        return {}
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(_cache_gib(launch)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads(launch)),
+    }
+
+
+def _cache_gib(launch: Launch) -> int:
+    """Of each process, in whole GiB: what the profile's memory leaves beside the weights. Never none."""
+    profile = launch.shard.profile
+    if profile.memory_bytes is None:
+        return CACHE_GIB
+    left_bytes = profile.memory_bytes - PROCESSES_BYTES - launch.weights_bytes // profile.nodes
+    return max(1, left_bytes // processes_per_node(profile) // 2**30)

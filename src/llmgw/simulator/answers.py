@@ -110,6 +110,9 @@ def metrics(stats: Stats) -> str:
         ("llmgw_sim_requests_total", "counter", "Requests for work, begun.", stats.requests),
         ("llmgw_sim_requests_cancelled_total", "counter", "Requests whose client had gone.", stats.cancelled),
         ("llmgw_sim_requests_active", "gauge", "Requests being worked on or waiting.", stats.active),
+        ("llmgw_sim_requests_running", "gauge", "Requests being worked on.", stats.active - stats.waiting),
+        ("llmgw_sim_requests_waiting", "gauge", "Requests waiting for a slot.", stats.waiting),
+        ("llmgw_sim_prompt_tokens_total", "counter", "Tokens of prompts taken in.", stats.prompt_tokens),
         ("llmgw_sim_tokens_total", "counter", "Tokens given out.", stats.tokens),
     )
     return "".join(f"# HELP {name} {words}\n# TYPE {name} {kind}\n{name} {n}\n" for name, kind, words, n in rows)

@@ -123,7 +123,7 @@ class Server:
         self._require_room(asked.prompt_tokens)
         said, reason = text.tokens(asked.prompt, asked.max_tokens, asked.stop, asked.ignore_eos)
         shape = answers.Shape(asked, id=f"{next(self._ids):08d}", model=self._options.model)
-        async with self._work.request():
+        async with self._work.request(asked.prompt_tokens):
             if asked.stream:
                 return await self._stream(request, asked, shape, said, reason)
             text_said = "".join([token async for token in self._work.paced(said)])
@@ -153,10 +153,10 @@ class Server:
         encoding = body.get("encoding_format", "float")
         if encoding not in ("float", "base64"):
             raise BadRequest("Expected 'encoding_format' to be float or base64")
-        async with self._work.request():
+        tokens = sum(text.count_tokens(item) for item in inputs)
+        async with self._work.request(tokens):
             await self._work.compute()
             vectors = [text.vector(item, length) for item in inputs]
-        tokens = sum(text.count_tokens(item) for item in inputs)
         model = self._options.model
         answer = answers.embeddings(vectors, as_base64=encoding == "base64", model=model, tokens=tokens)
         return web.json_response(answer)
@@ -170,10 +170,10 @@ class Server:
         top = body.get("top_n")
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise BadRequest("Expected 'top_n' to be a whole number, from 1")
-        async with self._work.request():
+        tokens = sum(text.count_tokens(item) for item in (query, *documents))
+        async with self._work.request(tokens):
             await self._work.compute()
             scores = [text.score(query, document) for document in documents]
-        tokens = sum(text.count_tokens(item) for item in (query, *documents))
         return web.json_response(answers.ranking(scores, top=top, model=self._options.model, tokens=tokens))
 
     async def _body(self, request: web.Request) -> dict[str, Any]:

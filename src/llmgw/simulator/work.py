@@ -21,6 +21,10 @@ class Stats:
     requests: int = 0
     """Requests for work, begun ever."""
     active: int = 0
+    waiting: int = 0
+    """Of the active ones, those that wait for a slot."""
+    prompt_tokens: int = 0
+    """Tokens of prompts, ever."""
     cancelled: int = 0
     """Ended because the client had gone."""
     tokens: int = 0
@@ -53,9 +57,10 @@ class Work:
                 _leave_strays(path)
 
     @contextlib.asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
+    async def request(self, prompt_tokens: int = 0) -> AsyncIterator[None]:
         """Counts one request, and waits for a slot where there are only so many."""
         self.stats.requests += 1
+        self.stats.prompt_tokens += prompt_tokens
         self.stats.active += 1
         try:
             if self.fault is not None and self.fault.kind is FaultKind.HANG:
@@ -63,13 +68,25 @@ class Work:
             if self._slots is None:
                 yield
             else:
-                async with self._slots:
+                async with self._slot(self._slots):
                     yield
         except (asyncio.CancelledError, ConnectionError):
             self.stats.cancelled += 1
             raise
         finally:
             self.stats.active -= 1
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
+        self.stats.waiting += 1
+        try:
+            await slots.acquire()
+        finally:
+            self.stats.waiting -= 1
+        try:
+            yield
+        finally:
+            slots.release()
 
     async def paced(self, tokens: Sequence[str]) -> AsyncIterator[str]:
         """The tokens, each at its time."""
