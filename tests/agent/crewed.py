@@ -71,14 +71,14 @@ class Crewed(Engine):
     def refusal(self, shard: DesiredShard) -> str | None:
         return None
 
-    def health(self) -> Probe:
-        return Probe(method="GET", path="/health")
-
     def loads_weights(self, rank: int) -> bool:
         return False
 
     def metrics(self) -> Probe | None:
         return None
+
+    def health(self) -> Probe:
+        return Probe(method="GET", path="/health")
 
     def read_health(self, status: int, body: bytes) -> str | None:
         return None if status == 200 else "loading"

@@ -187,9 +187,9 @@ class ShardRunner(Presence):
         The end of one is the end of all.
         """
         vigil = Vigil(adapter, self.shard, self._rooms, self._say, lambda: self.observed.state is ShardState.READY)
+        vigil.on_load = self._heard
         stuck = ""
         try:
-        vigil.on_load = self._heard
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._keep(vigil, endpoint, proved))
                 await self._crew.first_end()
@@ -222,11 +222,11 @@ class ShardRunner(Presence):
 
     # -- what is said
 
-    async def _fail(self, failure: Failed) -> None:
-        """Whatever was started by then is stopped first: what failed holds nothing."""
     def _heard(self, load: Load | None) -> None:
         self.load = load
 
+    async def _fail(self, failure: Failed) -> None:
+        """Whatever was started by then is stopped first: what failed holds nothing."""
         words = str(failure)
         if stuck := await self._stop_the_rest():
             words = words if stuck in words else f"{words}; {stuck}"

@@ -385,6 +385,8 @@ class ShardPeer:
     address: str
     fabrics: tuple[str, ...] = ()
     """Names of all fabrics that its node reports."""
+    port: int = 0
+    """First of its block of ports; 0: the control plane is too old to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,8 +395,6 @@ class DesiredShard:
 
     id: str
     generation: int
-    port: int = 0
-    """First of its block of ports; 0: the control plane is too old to say."""
     rank: int
     model: str
     aliases: tuple[str, ...]
