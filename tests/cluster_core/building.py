@@ -69,8 +69,15 @@ def inventory(
     )
 
 
-def engine(name: EngineName = "sim", state: EngineState = EngineState.INSTALLED, words: str = "") -> EngineOnNode:
-    return EngineOnNode(name=name, version="1.0", state=state, words=words)
+def engine(
+    name: EngineName = "sim",
+    state: EngineState = EngineState.INSTALLED,
+    words: str = "",
+    *,
+    version: str = "1.0",
+    named: bool = False,
+) -> EngineOnNode:
+    return EngineOnNode(name=name, version=version, state=state, words=words, named=named)
 
 
 def node(

@@ -57,13 +57,24 @@ def test_a_first_description_is_no_news() -> None:
 
 def test_engines_come_change_and_go() -> None:
     there, wanted = engine("llamacpp"), engine("llamacpp", EngineState.DOWNLOADING, "42 %")
-    assert engine_news((), (there,)) == ("engine llamacpp none -> 1.0 installed",)
-    assert engine_news((wanted,), (there,)) == ("engine llamacpp 1.0 downloading -> 1.0 installed",)
-    assert engine_news((there,), (replace(there, version="1.1"),)) == (
-        "engine llamacpp 1.0 installed -> 1.1 installed",
-    )
-    assert engine_news((there,), (wanted,)) == ("engine llamacpp 1.0 installed -> 1.0 downloading: 42 %",)
+    assert engine_news((), (there,)) == ("engine llamacpp 1.0 none -> installed",)
+    assert engine_news((wanted,), (there,)) == ("engine llamacpp 1.0 downloading -> installed",)
+    assert engine_news((there,), (wanted,)) == ("engine llamacpp 1.0 installed -> downloading: 42 %",)
     assert engine_news((there,), ()) == ("engine llamacpp 1.0 installed -> gone",)
+
+
+def test_versions_of_an_engine_stand_side_by_side_and_have_news_of_their_own() -> None:
+    old, new = engine("llamacpp"), engine("llamacpp", EngineState.FAILED, "SIGILL", version="1.1")
+    assert engine_news((old,), (old, new)) == ("engine llamacpp 1.1 none -> failed: SIGILL",)
+    assert engine_news((old, new), (old, replace(new, state=EngineState.INSTALLED, words=""))) == (
+        "engine llamacpp 1.1 failed -> installed",
+    )
+
+
+def test_a_program_of_the_nodes_own_is_the_same_one_at_another_version() -> None:
+    before = engine("llamacpp", named=True)
+    after = replace(before, version="1.1", words="engines.llamacpp.bin")
+    assert engine_news((before,), (after,)) == ("engine llamacpp 1.0 installed -> 1.1 installed: engines.llamacpp.bin",)
 
 
 def test_progress_within_a_state_is_no_news() -> None:

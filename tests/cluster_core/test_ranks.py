@@ -83,7 +83,9 @@ def test_each_rank_knows_the_others_and_where_they_meet() -> None:
     replica = only(state)
     (leader,), (worker,) = desired(state, "n1"), desired(state, "n2")
     assert (leader.rank, worker.rank) == (0, 1)
-    peers = tuple(ShardPeer(node=f"n{last}", address=f"10.0.0.{last}", fabrics=("ib-a",)) for last in (1, 2))
+    peers = tuple(
+        ShardPeer(node=f"n{last}", address=f"10.0.0.{last}", port=20000, fabrics=("ib-a",)) for last in (1, 2)
+    )
     assert leader.peers == worker.peers == peers
     assert leader.fabric == worker.fabric == replica.fabric == "ib-a"
     assert leader.dist_init == worker.dist_init == f"10.0.0.1:{replica.placements[0].port + 50}"

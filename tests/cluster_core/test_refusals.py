@@ -96,14 +96,14 @@ NODES: list[tuple[str, ModelSpec, Node, Rule, str]] = [
         LLAMA,
         node("n1", engines=(engine("llamacpp", EngineState.WAITING, "waiting for another apt-get to finish"),)),
         Rule.ENGINE,
-        "llamacpp is not installed yet: waiting for another apt-get to finish",
+        "llamacpp 1.0 is not installed yet: waiting for another apt-get to finish",
     ),
     (
         "failed to install",
         LLAMA,
         node("n1", engines=(engine("llamacpp", EngineState.FAILED, "this processor has no AVX2"),)),
         Rule.ENGINE,
-        "llamacpp can't be used: this processor has no AVX2",
+        "llamacpp 1.0 can't be used: this processor has no AVX2",
     ),
     (
         "another label",
@@ -170,18 +170,6 @@ def test_a_node_says_which_rule_it_fails_and_by_how_much(spec: ModelSpec, at: No
 
 
 NEVER = [
-    (
-        model("m", profile(engine="vllm", gpus_per_node=1), source="/m"),
-        "engine vllm is not run by this build yet; it runs llamacpp and sim",
-    ),
-    (
-        model("m", profile(engine="sglang", gpus_per_node=1), source="/m"),
-        "engine sglang is not run by this build yet; it runs llamacpp and sim",
-    ),
-    (
-        model("m", profile(engine="llamacpp", nodes=2, memory_bytes=GIB), source="/m"),
-        "engine llamacpp runs on a single node (the profile asks for 2 nodes)",
-    ),
     (model("m", profile(nodes=0, gpus_per_node=4)), "asks for 0 nodes: a replica runs on 1 or more"),
     *(
         (

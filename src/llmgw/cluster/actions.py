@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmgw.cluster.model import Brake, Drain, Node, Replica
+from llmgw.cluster.model import Brake, Drain, EngineHistory, Node, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,11 @@ class PutBrake:
     brake: Brake | None
 
 
-Action = PutNode | PutReplica | RemoveReplica | CountReplica | PutDrain | RemoveDrain | PutBrake | Note
+@dataclass(frozen=True, slots=True)
+class PutEngine:
+    """Another build of an engine is in effect, or one that was in effect is remembered no more."""
+
+    history: EngineHistory
+
+
+Action = PutNode | PutReplica | RemoveReplica | CountReplica | PutDrain | RemoveDrain | PutBrake | PutEngine | Note

@@ -10,7 +10,7 @@ from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import LEAVING, judged
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Placed, Planner
-from llmgw.cluster.rolling import spec_beside
+from llmgw.cluster.rolling import specs_elsewhere
 from llmgw.cluster.wording import count
 
 UNDER_WAY = (MoveState.STARTING, MoveState.SHIFTING, MoveState.FINISHING, MoveState.STOPPING)
@@ -118,11 +118,12 @@ def _reasons(stuck: Iterable[Move]) -> str:
 
 def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, now: Instant) -> Move:
     move = Move(replica=replica.id, model=replica.model, since=now.wall_s)
-    spec = spec_beside(cluster, replica)
+    specs = specs_elsewhere(cluster, replica)
     beside = replacement(cluster, replica)
-    if replica.state in LEAVING or spec is None:
+    if replica.state in LEAVING or not specs:
         planner.release(replica)
         return replace(move, why=f"leaves anyway: {replica.why}")
+    spec = specs[0]
     if beside is not None and beside.placements and drain.node not in nodes_of(beside):
         planner.release(replica)
         return replace(
@@ -134,30 +135,30 @@ def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, no
             why=f"{beside.id} takes over from it",
         )
     if not has_served(replica):
-        return _move_unready(cluster, planner, drain, replica, spec, move)
-    placed = planner.find(spec)
-    if placed is not None:
+        return _move_unready(cluster, planner, drain, replica, specs, move)
+    found = planner.find_first(specs)
+    if found is not None:
         planner.release(replica)
-        return _to(planner, move, spec, placed)
+        return _to(planner, move, *found)
     summary = planner.summary(spec)
     if not may_stop_first(drain, replica):
         return replace(move, state=MoveState.BLOCKED, why=summary)
     planner.release(replica)
     stopped_first = replace(move, downtime=True, why=f"stops before there is another place for it: {summary}")
-    placed = planner.find(spec)
-    return stopped_first if placed is None else _to(planner, stopped_first, spec, placed)
+    found = planner.find_first(specs)
+    return stopped_first if found is None else _to(planner, stopped_first, *found)
 
 
 def _move_unready(
-    cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, spec: ModelSpec, move: Move
+    cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, specs: Sequence[ModelSpec], move: Move
 ) -> Move:
     """It serves nothing yet, so that it need not stay until there is another."""
     planner.release(replica)
-    placed = planner.find(spec)
-    if placed is not None:
+    found = planner.find_first(specs)
+    if found is not None:
         words = "has failed" if replica.state is ReplicaState.FAILED else "is not ready"
-        return _to(planner, replace(move, why=f"{words}: it is started anew there"), spec, placed)
-    summary = planner.summary(spec)
+        return _to(planner, replace(move, why=f"{words}: it is started anew there"), *found)
+    summary = planner.summary(specs[0])
     if original(cluster, replica) is not None or may_stop_first(drain, replica):
         return replace(move, why=f"is made anew once there is room for it: {summary}")
     return replace(move, state=MoveState.BLOCKED, why=summary)

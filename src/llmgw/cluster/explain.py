@@ -13,7 +13,7 @@ from llmgw.cluster.derived import unheard
 from llmgw.cluster.lifecycle import RUNNING, away, gone
 from llmgw.cluster.model import Cluster, Drain, DrainState, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Planner, Refusal
-from llmgw.cluster.rolling import given_up, given_up_words, held_by, outdated
+from llmgw.cluster.rolling import given_up, given_up_words, held_by, runs_before
 from llmgw.cluster.scaling import by_model, standing, wanted
 from llmgw.cluster.wording import clock, count
 
@@ -237,10 +237,10 @@ def _moves(cluster: Cluster, replica: Replica) -> list[tuple[Drain, Move]]:
 
 def why_outdated(cluster: Cluster, replica: Replica) -> str:
     """What a running generation does not follow of a catalog that was changed, and what comes of that; else empty."""
-    changed = outdated(cluster, replica)
-    if not changed:
+    runs = runs_before(cluster, replica)
+    if not runs:
         return ""
-    words = f"{replica.id} runs as the catalog was before ({changed} changed since): "
+    words = f"{replica.id} {runs}: "
     new = _replacement(cluster, replica)
     if new is not None:
         return f"{words}{new.id} takes over from it once it is ready"

@@ -12,10 +12,6 @@ from llmgw.cluster.refusal import Rule
 from llmgw.cluster.topology import seats
 from llmgw.cluster.wording import clock, count, size
 
-RUNNABLE_ENGINES: tuple[EngineName, ...] = ("llamacpp", "sim")
-"""Engines that this build can run."""
-SINGLE_NODE_ENGINES: tuple[EngineName, ...] = ("llamacpp",)
-"""Engines whose replicas can't span nodes."""
 FETCHABLE = ("file://", "/", "index:")
 """What a source starts with that this build's agents can fetch or find."""
 FETCHABLE_WORDS = "file:///PATH, an absolute path, or index:NAME==VERSION/FILE"
@@ -44,10 +40,6 @@ def impossible(profile: Profile) -> str | None:
     """Why no node at all could run the profile, whatever it had; None where one might."""
     if profile.nodes < 1:
         return f"asks for {profile.nodes} nodes: a replica runs on 1 or more"
-    if profile.engine not in RUNNABLE_ENGINES:
-        return f"engine {profile.engine} is not run by this build yet; it runs {' and '.join(RUNNABLE_ENGINES)}"
-    if profile.nodes > 1 and profile.engine in SINGLE_NODE_ENGINES:
-        return f"engine {profile.engine} runs on a single node (the profile asks for {profile.nodes} nodes)"
     if profile.gpus_per_node < 0 or (profile.memory_bytes or 0) < 0:
         return "asks for less than nothing: gpus_per_node and memory must be 0 or more"
     return None
@@ -63,6 +55,8 @@ class Needs:
     """What every rank of a profile asks of its node. Models that ask for the same are measured once."""
 
     engine: EngineName
+    version: str
+    """Of the engine; empty: whichever the node has."""
     selector: tuple[tuple[str, str], ...]
     nodes: int
     gpus: int
@@ -78,6 +72,7 @@ class Needs:
 def needs(spec: ModelSpec, profile: Profile) -> Needs:
     return Needs(
         engine=profile.engine,
+        version=profile.engine_version,
         selector=tuple(sorted(profile.node_selector.items())),
         nodes=profile.nodes,
         gpus=profile.gpus_per_node,
@@ -102,9 +97,11 @@ def basic_rule(node: Node, needs: Needs, drains: Container[str]) -> Rule | None:
         return Rule.UNPROBED
     if needs.selector and not _matches(node.inventory, needs):
         return Rule.LABELS
+    name, version = needs.engine, needs.version
     for engine in node.engines:
-        if engine.name == needs.engine:
-            return None if engine.state is EngineState.INSTALLED else Rule.ENGINE
+        there = engine.name == name and engine.state is EngineState.INSTALLED
+        if there and (not version or engine.version == version or engine.named):
+            return None
     return Rule.ENGINE
 
 
@@ -153,7 +150,7 @@ def capable(node: Node, spec: ModelSpec, profile: Profile) -> bool:
         return False
     if asked.nodes > 1 and all(seat.problem is not None for seat in seats(inventory)):
         return False
-    engine = node.engine(profile.engine)
+    engine = node.engine(profile.engine, profile.engine_version)
     return (
         engine is not None
         and engine.usable
@@ -185,7 +182,7 @@ def in_words(node: Node, room: Room, needs: Needs, rule: Rule, drain: Drain | No
         case Rule.LABELS:
             return _labels(node.inventory.labels if node.inventory else {}, needs.selector)
         case Rule.ENGINE:
-            return _engine(node, needs.engine)
+            return _engine(node, needs.engine, needs.version)
         case Rule.WEIGHTS:
             return f"does not hold {needs.held}, which this build can't fetch yet"
         case Rule.LEFTOVER:
@@ -211,21 +208,26 @@ def _labels(labels: Mapping[str, str], selector: Iterable[tuple[str, str]]) -> s
     return ", ".join(faults)
 
 
-def _engine(node: Node, name: str) -> str:
-    engine = node.engine(name)
+def _engine(node: Node, name: str, version: str) -> str:
+    engine = node.engine(name, version)
     if engine is None:
-        others = ", ".join(sorted(engine.name for engine in node.engines if engine.usable))
-        return f"has no {name}" + (f" (it has {others})" if others else "")
+        others = sorted(engine.version for engine in node.engines if engine.usable and engine.name == name)
+        if others:
+            return f"has {name} {', '.join(others)}, and {version} is asked for"
+        others = sorted({engine.name for engine in node.engines if engine.usable})
+        asked = f"{name} {version}".strip()
+        return f"has no {asked}" + (f" (it has {', '.join(others)})" if others else "")
     return _unusable(engine)
 
 
 def _unusable(engine: EngineOnNode) -> str:
     words = engine.words or engine.state.value
+    which = f"{engine.name} {engine.version}".strip()
     if engine.state is EngineState.FAILED:
-        return f"{engine.name} can't be used: {words}"
+        return f"{which} can't be used: {words}"
     if engine.state is EngineState.WAITING:
-        return f"{engine.name} is not installed yet: {words}"
-    return f"installing: {words}" if engine.words else f"installing: {engine.name} {engine.version} ({words})"
+        return f"{which} is not installed yet: {words}"
+    return f"installing: {words}" if engine.words else f"installing: {which} ({words})"
 
 
 def _gpus(room: Room, needed: int) -> str:

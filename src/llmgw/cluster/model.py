@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from llmgw.cluster.catalog import Catalog, EngineName, ModelSpec, Profile, Task
+from llmgw.cluster.catalog import Catalog, EngineName, EngineSpec, ModelSpec, Profile, Task
 
 
 class NodeState(StrEnum):
@@ -282,8 +282,16 @@ class Node:
     weights: tuple[str, ...] = ()
     """Sources that the node holds whole."""
 
-    def engine(self, name: str) -> EngineOnNode | None:
-        return next((engine for engine in self.engines if engine.name == name), None)
+    def engine(self, name: str, version: str = "") -> EngineOnNode | None:
+        """The engine as the node has it at that version, or by a program of the node's own, which stands in for every
+        version; without a version whichever it has, rather one that can be used."""
+        found = None
+        for engine in self.engines:
+            if engine.name == name and (not version or engine.named or engine.version == version):
+                if engine.usable:
+                    return engine
+                found = found or engine
+        return found
 
     def shard(self, shard_id: str) -> ObservedShard | None:
         return next((shard for shard in self.shards if shard.id == shard_id), None)
@@ -433,6 +441,8 @@ class Gateway:
     may_send: frozenset[str] | None = None
     """Replicas in the table that it acknowledged last, or in one that was sent to it since; None: it has not
     acknowledged one in this session."""
+    address: str = ""
+    """From which it was last connected, without the port: requests come from there."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """By replica id: those with requests in flight, and those that left its table a short while ago."""
 
@@ -490,6 +500,37 @@ class Brake:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHistory:
+    """An engine that the file lists, or listed: the build that it names, and those before it that may still be run."""
+
+    name: EngineName
+    spec: EngineSpec
+    """As the file says."""
+    previous: EngineSpec | None = None
+    """The build that was in effect before it. Nodes that have it keep it."""
+    rolled_back: str = ""
+    """Why ``previous`` is in effect in place of ``spec``, for people; empty: it is not."""
+    since: float = 0.0
+    """Wall-clock time since which what is in effect is."""
+    older: tuple[EngineSpec, ...] = ()
+    """Builds from before ``previous`` that replicas still ran on when the file changed last."""
+
+    @property
+    def in_effect(self) -> EngineSpec:
+        return self.previous if self.rolled_back and self.previous is not None else self.spec
+
+    @property
+    def kept(self) -> EngineSpec | None:
+        """Of the file's build and the one before it the one that is not in effect."""
+        return self.spec if self.rolled_back else self.previous
+
+    def build(self, version: str) -> EngineSpec | None:
+        """The build of that version, where it is known."""
+        known = (self.spec, *((self.previous,) if self.previous is not None else ()), *self.older)
+        return next((spec for spec in known if spec.version == version), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """A replica that the gateway may send requests to."""
 
@@ -524,6 +565,10 @@ class Cluster:
 
     name: str
     catalog: Catalog = field(default_factory=Catalog)
+    """The one that is in effect: as the file has it, but for builds of engines that were rolled back, and with the
+    version of its engine in each profile."""
+    engines: Mapping[str, EngineHistory] = field(default_factory=dict)
+    """By the engine's name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     replicas: Mapping[str, Replica] = field(default_factory=dict)
     scale: Mapping[str, int] = field(default_factory=dict)

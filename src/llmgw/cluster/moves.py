@@ -22,7 +22,7 @@ from llmgw.cluster.model import (
     ReplicaState,
 )
 from llmgw.cluster.quiet import still_sending
-from llmgw.cluster.rolling import spec_beside
+from llmgw.cluster.rolling import specs_elsewhere
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import clock, count
 
@@ -172,14 +172,15 @@ def _begun(turn: Round, drain: Drain) -> Drain:
 def _begin(turn: Round, drain: Drain, old: Replica, move: Move) -> Move:
     step, now = turn.step, turn.step.now
     reason = f"{drain.node} is being drained"
-    spec = spec_beside(step.cluster, old)
-    if spec is None or not has_served(old):
+    specs = specs_elsewhere(step.cluster, old)
+    if not specs or not has_served(old):
         start_draining(step, old, reason)
         return _become(move, MoveState.STOPPING, reason, now)
-    made = turn.make(spec, old, reason, prefer=() if move.downtime else move.targets)
+    prefer = () if move.downtime else move.targets
+    made = next(filter(None, (turn.make(spec, old, reason, prefer=prefer) for spec in specs)), None)
     if made is not None:
         return _become(replace(move, replacement=made.id, downtime=False), MoveState.STARTING, made.why, now)
-    short = turn.short_of(spec)
+    short = turn.short_of(specs[0])
     if may_stop_first(drain, old):
         start_draining(step, old, f"{reason}, and it may stop before there is another place: {short}")
         return _become(replace(move, downtime=True, replacement=None), MoveState.SHIFTING, short, now)

@@ -32,17 +32,33 @@ def inventory_news(node_id: str, old: Inventory | None, new: Inventory) -> tuple
 
 def engine_news(old: Sequence[EngineOnNode], new: Sequence[EngineOnNode]) -> tuple[str, ...]:
     """Engines that came, went, or changed their state or version. Progress within a state is not news."""
-    before = {engine.name: engine for engine in old}
-    after = {engine.name: engine for engine in new}
-    news = []
-    for name in sorted(before.keys() | after.keys()):
-        was, now = before.get(name), after.get(name)
-        if now is None:
-            news.append(f"engine {_engine(was)} -> gone")
-        elif was is None or (was.state, was.version) != (now.state, now.version):
-            words = f": {now.words}" if now.words else ""
-            news.append(f"engine {_engine(was) if was else f'{name} none'} -> {now.version} {now.state.value}{words}")
-    return tuple(news)
+    before, after = _by_installation(old), _by_installation(new)
+    return tuple(
+        news
+        for key in sorted(before.keys() | after.keys())
+        if (news := _engine_change(before.get(key), after.get(key)))
+    )
+
+
+def _engine_change(was: EngineOnNode | None, now: EngineOnNode | None) -> str:
+    if now is None or was is None:
+        there = was or now
+        assert there is not None
+        which = f"engine {there.name} {there.version}"
+        return f"{which} {there.state.value} -> gone" if now is None else f"{which} none -> {_state(there)}"
+    if (was.state, was.version) == (now.state, now.version):
+        return ""
+    version = "" if was.version == now.version else f"{now.version} "
+    return f"engine {was.name} {was.version} {was.state.value} -> {version}{_state(now)}"
+
+
+def _state(engine: EngineOnNode) -> str:
+    return engine.state.value + (f": {engine.words}" if engine.words else "")
+
+
+def _by_installation(engines: Sequence[EngineOnNode]) -> dict[tuple[str, str], EngineOnNode]:
+    """Versions stand side by side; a program of the node's own is the same one, whatever its version."""
+    return {(engine.name, "" if engine.named else engine.version): engine for engine in engines}
 
 
 def now_qualifies(before: Cluster, after: Cluster, node_id: str, now: Instant) -> tuple[str, ...]:
@@ -131,7 +147,3 @@ def _gpu(gpu: Gpu) -> str:
 
 def _known(size_bytes: int | None) -> str:
     return "not said" if size_bytes is None else size(size_bytes)
-
-
-def _engine(engine: EngineOnNode | None) -> str:
-    return "none" if engine is None else f"{engine.name} {engine.version} {engine.state.value}"

@@ -9,7 +9,6 @@ from functools import partial
 from llmgw.cluster.capacity import Capacity
 from llmgw.cluster.catalog import Catalog, ModelSpec, Profile
 from llmgw.cluster.fitness import (
-    RUNNABLE_ENGINES,
     Needs,
     basic_rule,
     failed_rule,
@@ -40,7 +39,6 @@ from llmgw.cluster.spanning import Candidate, Spanning
 from llmgw.cluster.topology import Seat, networks
 
 __all__ = [
-    "RUNNABLE_ENGINES",
     "Before",
     "FabricRefusal",
     "NodeRefusal",
@@ -91,7 +89,7 @@ class Planner:
         self._capacity = Capacity(cluster)
         self._sizes = _sizes(cluster.catalog)
         self._needs: dict[tuple[int, str | None], tuple[Profile, Needs]] = {}
-        self._basic: dict[tuple[str, tuple[tuple[str, str], ...]], _BasicRules] = {}
+        self._basic: dict[tuple[str, str, tuple[tuple[str, str], ...]], _BasicRules] = {}
         self._seats: dict[str, dict[str, Seat]] | None = None
         self._networks: dict[str, dict[str, frozenset[str]]] = {}
         self._holders: dict[str, frozenset[str]] = {}
@@ -117,6 +115,14 @@ class Planner:
                 for placement in placed.placements:
                     self._capacity.take(spec.name, placement)
                 return placed
+        return None
+
+    def find_first(self, specs: Sequence[ModelSpec], before: Before | None = None) -> tuple[ModelSpec, Placed] | None:
+        """As ``find``, for the first of the specs that can be placed."""
+        for spec in specs:
+            placed = self.find(spec, before)
+            if placed is not None:
+                return spec, placed
         return None
 
     def release(self, replica: Replica) -> None:
@@ -238,7 +244,7 @@ class Planner:
         return self._holders[source]
 
     def _basic_rules(self, asked: Needs) -> _BasicRules:
-        key = asked.engine, asked.selector
+        key = asked.engine, asked.version, asked.selector
         if key not in self._basic:
             self._basic[key] = _BasicRules(self._nodes, self._drains, asked)
         return self._basic[key]
@@ -248,7 +254,7 @@ class Planner:
         if asked.nodes == 1:
             return _ANYWHERE
         node = self._nodes[node_id]
-        engine = node.engine(asked.engine)
+        engine = node.engine(asked.engine, asked.version)
         version, mode = engine.version if engine is not None else "", launch_mode(node, asked)
         return tuple(
             Pool(seat.fabric, tuple(sorted(self._networks_of(seat.fabric)[node_id])), version, mode)

@@ -11,6 +11,7 @@ from llmgw.cluster.actions import (
     Note,
     PutBrake,
     PutDrain,
+    PutEngine,
     PutNode,
     PutReplica,
     RemoveDrain,
@@ -19,6 +20,7 @@ from llmgw.cluster.actions import (
 from llmgw.cluster.brake import braked, recent_until_s
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.derived import desired, desired_by_node, routes
+from llmgw.cluster.engines import in_effect
 from llmgw.cluster.lifecycle import (
     AWAY,
     EMPTIED,
@@ -40,7 +42,7 @@ from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.quiet import let_go
 from llmgw.cluster.replacing import replace_outgoing
 from llmgw.cluster.returning import decide_on_lost, forgotten_at
-from llmgw.cluster.rolling import spec_in_place
+from llmgw.cluster.rolling import ReadyOn, specs_in_place
 from llmgw.cluster.scaling import scale
 from llmgw.cluster.step import Step
 
@@ -80,6 +82,7 @@ def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
     """The cluster after the actions."""
     nodes, replicas, made = dict(cluster.nodes), dict(cluster.replicas), dict(cluster.replicas_made)
     drains, brake = dict(cluster.drains), cluster.brake
+    engines = dict(cluster.engines)
     for action in actions:
         match action:
             case PutNode(node):
@@ -94,11 +97,16 @@ def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
                 drains[drain.node] = drain
             case RemoveDrain(name):
                 drains.pop(name, None)
+            case PutEngine(history):
+                engines[history.name] = history
             case PutBrake(brake):
                 pass
             case Note():
                 pass
-    return replace(cluster, nodes=nodes, replicas=replicas, replicas_made=made, drains=drains, brake=brake)
+    changed = replace(cluster, nodes=nodes, replicas=replicas, replicas_made=made, drains=drains, brake=brake)
+    if engines == cluster.engines:
+        return changed
+    return replace(changed, engines=engines, catalog=in_effect(cluster.catalog, engines))
 
 
 def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
@@ -191,16 +199,16 @@ def _place(step: Step) -> None:
     due = [replica for replica in placeless if _may_be_placed(step, replica)]
     if not due:
         return
-    planner = Planner(step.snapshot())
+    planner, ready_on = Planner(step.snapshot()), ReadyOn(step.replicas.values())
     refused: dict[str, tuple[ModelSpec, list[Replica]]] = {}
     for replica in sorted(due, key=lambda replica: (replica.model, replica.number, replica.id)):
-        spec = spec_in_place(step, replica)
-        assert spec is not None, f"{replica.id} should be stopping: {replica.model} is not in the catalog"
-        placed = planner.find(spec, _before(replica))
-        if placed is not None:
-            _take_place(step, replica, spec, placed)
+        specs = specs_in_place(step, replica, ready_on)
+        assert specs, f"{replica.id} should be stopping: {replica.model} is not in the catalog"
+        found = planner.find_first(specs, _before(replica))
+        if found is not None:
+            _take_place(step, replica, *found)
         else:
-            refused.setdefault(spec.name, (spec, []))[1].append(replica)
+            refused.setdefault(replica.model, (specs[0], []))[1].append(replica)
     # In words only now, so that they count what was placed in this very step.
     for spec, replicas in refused.values():
         words = planner.summary(spec)

@@ -9,11 +9,8 @@ from llmgw.cluster.drain import may_stop_first
 from llmgw.cluster.lifecycle import RUNNING, is_live, stands, start_draining, stop
 from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
 from llmgw.cluster.moves import carry_on
-from llmgw.cluster.rolling import differs, give_up, reason, roll, spec_beside
+from llmgw.cluster.rolling import FAILURES_GIVEN_UP, differs, give_up, reason, roll, specs_beside
 from llmgw.cluster.step import Step
-
-FAILURES_GIVEN_UP = 3
-"""Failures in a row after which a replacement is taken for one that never becomes ready."""
 
 
 def replace_outgoing(step: Step) -> bool:
@@ -63,8 +60,8 @@ def _not_needed(turn: Round, new: Replica, old: Replica, drains: list[Drain]) ->
     step = turn.step
     if not _why_goes(step, old, drains):
         return f"{old.id} need not be replaced any more"
-    spec = spec_beside(step.cluster, old)
-    if spec is not None and differs(spec, new):
+    specs = specs_beside(step, old)
+    if specs and all(differs(step.nodes, spec, new) for spec in specs):
         return "the catalog has changed again since it was started"
     if new.state is ReplicaState.READY:
         return ""

@@ -12,12 +12,14 @@ from llmgw.cluster.actions import (
     Note,
     PutBrake,
     PutDrain,
+    PutEngine,
     PutNode,
     PutReplica,
     RemoveDrain,
     RemoveReplica,
 )
-from llmgw.cluster.model import Brake, Cluster, Drain, Instant, Node, Replica
+from llmgw.cluster.engines import with_engine
+from llmgw.cluster.model import Brake, Cluster, Drain, EngineHistory, Instant, Node, Replica
 
 
 class Step:
@@ -25,12 +27,14 @@ class Step:
 
     def __init__(self, cluster: Cluster, now: Instant) -> None:
         self.cluster = cluster
+        """As it was, but for the catalog where an engine was rolled back in this step."""
         self.now = now
         self.nodes: dict[str, Node] = dict(cluster.nodes)
         self.replicas: dict[str, Replica] = {key: cluster.replicas[key] for key in sorted(cluster.replicas)}
         self.made: dict[str, int] = dict(cluster.replicas_made)
         self.drains: dict[str, Drain] = dict(cluster.drains)
         self.brake: Brake | None = cluster.brake
+        self._engines = cluster.engines
         self._notes: list[Note] = []
 
     def note(self, kind: str, subject: str, words: str) -> None:
@@ -38,6 +42,10 @@ class Step:
 
     def put(self, replica: Replica) -> None:
         self.replicas[replica.id] = replica
+
+    def put_engine(self, history: EngineHistory) -> None:
+        """At once: what follows in this step goes by the catalog that is in effect then."""
+        self.cluster = with_engine(self.cluster, history)
 
     def snapshot(self) -> Cluster:
         """The cluster as it stands in the middle of the step."""
@@ -82,6 +90,8 @@ class Step:
             if self.replicas[key] != old.replicas.get(key)
         ]
         changes += [RemoveReplica(key) for key in sorted(old.replicas.keys() - self.replicas.keys())]
+        engines = self.cluster.engines
+        changes += [PutEngine(engines[key]) for key in sorted(_changed(engines, self._engines))]
         changes += [PutDrain(drain) for key, drain in sorted(self.drains.items()) if drain != old.drains.get(key)]
         changes += [RemoveDrain(key) for key in sorted(old.drains) if key not in self.drains]
         if self.brake != old.brake:

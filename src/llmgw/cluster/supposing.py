@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from llmgw.cluster.catalog import Catalog
-from llmgw.cluster.fitness import RUNNABLE_ENGINES
+from llmgw.cluster.catalog import ENGINE_NAMES, Catalog
+from llmgw.cluster.engines import with_file
 from llmgw.cluster.model import (
     Cluster,
     Cpu,
@@ -73,7 +73,8 @@ def suppose(cluster: Cluster, changes: Changes, now: Instant) -> tuple[Cluster, 
         for _ in range(addition.nodes):
             name = _free_name(nodes)
             nodes[name] = _new_node(name, addition, tuple(cluster.nodes.values()), now)
-    return replace(cluster, nodes=nodes, catalog=changes.catalog or cluster.catalog), words
+    supposed = replace(cluster, nodes=nodes)
+    return (supposed if changes.catalog is None else with_file(supposed, changes.catalog, now)[0]), words
 
 
 def _in_words(cluster: Cluster, changes: Changes) -> tuple[str, ...]:
@@ -150,19 +151,21 @@ def _new_node(name: str, addition: Addition, others: Sequence[Node], now: Instan
 
 
 def _usable_engines(nodes: Sequence[Node]) -> tuple[EngineOnNode, ...]:
-    """Of each engine that any node can use, the version that most have; all engines where there are no nodes."""
-    versions: dict[str, list[EngineOnNode]] = {}
+    """Every engine and version that any node has and can use; all engines where there are no nodes."""
+    if not nodes:
+        return tuple(
+            EngineOnNode(name=name, version="", state=EngineState.INSTALLED, named=True) for name in ENGINE_NAMES
+        )
+    found: dict[tuple[str, str], EngineOnNode] = {}
     for node in nodes:
         for engine in node.engines:
-            if engine.usable:
-                versions.setdefault(engine.name, []).append(engine)
-    if not nodes:
-        return tuple(EngineOnNode(name=name, version="", state=EngineState.INSTALLED) for name in RUNNABLE_ENGINES)
-    chosen = []
-    for _, engines in sorted(versions.items()):
-        said = [engine.version for engine in engines]
-        chosen.append(max(engines, key=lambda engine: (said.count(engine.version), engine.version)))
-    return tuple(chosen)
+            if engine.usable and not engine.named:
+                found.setdefault((engine.name, engine.version), engine)
+    named = [engine for node in nodes for engine in node.engines if engine.usable and engine.named]
+    there = {name for name, _ in found}
+    # What only a program of a node's own runs, a new node is supposed to have such a program for.
+    own = {engine.name: engine for engine in named if engine.name not in there}
+    return (*(engine for _, engine in sorted(found.items())), *(engine for _, engine in sorted(own.items())))
 
 
 def _new_inventory(name: str, addition: Addition, others: Sequence[Inventory]) -> Inventory:

@@ -5,14 +5,16 @@ It says where everything would be once all is done, not by which way: nothing wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from llmgw.cluster.catalog import ModelSpec
+from llmgw.cluster.engines import on_spares
 from llmgw.cluster.lifecycle import away, judged
 from llmgw.cluster.model import Cluster, Instant, Placement, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.refusal import Refusal
-from llmgw.cluster.rolling import outdated
+from llmgw.cluster.rolling import ReadyOn, outdated, specs_in_place
 from llmgw.cluster.scaling import by_model, standing, wanted
 from llmgw.cluster.supposing import Addition, Changes, NotSupposable, suppose
 from llmgw.cluster.wording import count
@@ -197,6 +199,7 @@ def _plan(cluster: Cluster) -> _Plan:
         if model in specs
         for replica in sorted(stays[model], key=lambda each: (each.number, each.id))
     ]
+    ready_on = ReadyOn(cluster.replicas.values())
     # What is rolled over gets its place before what has none, as in the cluster itself.
     _roll(
         plan,
@@ -209,11 +212,13 @@ def _plan(cluster: Cluster) -> _Plan:
     )
     for spec, replica in in_order:
         if not replica.placements or replica.id in uprooted:
-            outcome = _placed_anew(planner, spec, replica, uprooted.get(replica.id, ""))
+            specs_for = specs_in_place(cluster, replica, ready_on)
+            outcome = _placed_anew(planner, specs_for or (spec,), replica, uprooted.get(replica.id, ""))
             plan.outcomes[spec.name, replica.number, replica.id] = outcome
     for model, spec in sorted(specs.items()):
         for number in range(wanted(cluster, model) - len(stays[model])):
-            placed = planner.find(spec)
+            found = planner.find_first((spec, on_spares(cluster, spec)))
+            placed = found[1] if found is not None else None
             there = placed is not None and planner.holds_weights(spec, placed)
             plan.outcomes[model, _LAST, f"{number:06}"] = _Outcome(f"{model} (new)", model, placed, there)
     short = {outcome.model for outcome in plan.outcomes.values() if outcome.placed is None}
@@ -248,11 +253,12 @@ def _rolled(planner: Planner, spec: ModelSpec, replica: Replica, changed: str) -
     return _Outcome(replica.id, replica.model, placed, there, _nodes(replica.placements), why, downtime)
 
 
-def _placed_anew(planner: Planner, spec: ModelSpec, replica: Replica, uprooted: str) -> _Outcome:
+def _placed_anew(planner: Planner, specs: Sequence[ModelSpec], replica: Replica, uprooted: str) -> _Outcome:
     """Where a replica would go that has no place, or can't keep the one it has."""
     before = Before(_nodes(replica.previous), replica.taken_port) if replica.previous and not uprooted else None
-    placed = planner.find(spec, before)
-    there = placed is not None and planner.holds_weights(spec, placed)
+    found = planner.find_first(specs, before)
+    placed = found[1] if found is not None else None
+    there = found is not None and planner.holds_weights(*found)
     return _Outcome(replica.id, replica.model, placed, there, _nodes(replica.placements), uprooted)
 
 
