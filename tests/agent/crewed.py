@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmgw.agent.install import Program
+from llmgw.agent.install.named import NamedKeeper
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines import registry
 from llmgw.engines.base import Command, Engine, Launch, Probe, Sidecar
@@ -54,6 +55,8 @@ while :; do sleep 0.02; done
 class Crewed(Engine):
     name = "vllm"
     starts_slowly_s = 20.0
+    worker_programs = ()
+    load_metrics = None
 
     def __init__(self, folder: Path, *sidecars: Sidecar, serves: bool = True) -> None:
         self.folder = folder
@@ -119,7 +122,11 @@ def known(adapter: Crewed) -> Iterator[Crewed]:
 
 
 def install(node: Node) -> None:
-    node.installer._programs["vllm"] = Program(argv=PYTHON, version="1", help_text="", reads=())
+    installer = node.installer
+    named = NamedKeeper("vllm", Path(PYTHON[0]), installer._recipes, node.folder / "proofs", installer._changed)
+    named.program = Program(argv=PYTHON, version="1", help_text="", reads=())
+    installer._named["vllm"] = named
+    installer._changed()
 
 
 def starts(folder: Path) -> list[str]:

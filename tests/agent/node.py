@@ -70,14 +70,13 @@ class Node:
             work_dir=folder / "work", log_lines=100, stop_timeout_s=stop_timeout_s, engine_user=None
         )
         self.memory = ShardMemory(folder / "work" / "wanted")
-        self.engines: dict[str, EngineOnNode] = {}
         self.engines_changed = asyncio.Event()
         self.installer = Installer(
             engines_dir=folder / "engines",
             cache_dir=folder / "cache",
-            bins={},
+            named={},
             inventory=lambda: INVENTORY,
-            report=self._engine_said,
+            report=self._engines_said,
         )
         self.client = EngineClient()
         rooms = Rooms(
@@ -89,7 +88,6 @@ class Node:
             host=lambda: self.host,
             health_interval_s=0.1,
             engines_changed=lambda: self.engines_changed,
-            engine_now=self.engines.get,
             inventory=lambda: self.inventory,
             sidecar_programs={"vllm": (sys.executable, "-I", "-S", "-u", "-c")},
         )
@@ -108,7 +106,12 @@ class Node:
     async def open(self) -> None:
         running = await self.supervisor.adopt()
         self.converge.adopt(running, self.supervisor.ended(), self.memory.all())
-        self._running = asyncio.ensure_future(self.converge.run())
+        self._running = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.converge.run())
+            group.create_task(self.installer.run())
 
     async def close(self) -> None:
         """The agent goes. What it has started stays."""
@@ -150,8 +153,7 @@ class Node:
                 act()
         self._reported.set()
 
-    def _engine_said(self, engine: EngineOnNode) -> None:
-        self.engines[engine.name] = engine
+    def _engines_said(self, engines: tuple[EngineOnNode, ...]) -> None:
         changed, self.engines_changed = self.engines_changed, asyncio.Event()
         changed.set()
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent import presence, vigil
-from llmgw.agent.install import Installer
 from llmgw.agent.supervisor import StopError
 from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import EngineState, ShardState
+from llmgw.cluster.model import ShardState
 from llmgw.link.messages import Desired
 from llmgw.process.identity import holders
 from tests.agent.node import DEADLINE_S, Node, alive, clear, free_port, opened, sim
@@ -452,22 +451,3 @@ async def test_an_engine_that_is_not_there_is_waited_for_in_its_own_words(folder
             "its failure is in the words",
         )
         assert node.converge.shards()[0].state is ShardState.PREPARING
-
-
-async def test_an_installer_that_breaks_is_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmgw.agent.converge.RETRY_FIRST_S", 0.01)
-    asked = asyncio.Event()
-    left = [RuntimeError("bug")]
-
-    async def ensure(self: Installer, spec: EngineSpec) -> EngineState:
-        if left:
-            raise left.pop()
-        asked.set()
-        return EngineState.INSTALLED
-
-    monkeypatch.setattr(Installer, "ensure", ensure)
-    async with opened(folder) as node:
-        engines = (EngineSpec(name="llamacpp", version="b1", source="index"),)
-        node.converge.take(Desired(epoch=1, session=1, revision=1, engines=engines))
-        async with asyncio.timeout(10):
-            await asked.wait()

@@ -14,14 +14,11 @@ from llmgw.agent.memory import Remembered
 from llmgw.agent.presence import Presence, Rooms, Stray
 from llmgw.agent.shard import ShardRunner
 from llmgw.agent.supervisor import ENGINE, Ended, Running, SupervisorError
-from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import DesiredShard, EngineState, ObservedShard, ShardState
+from llmgw.cluster.model import DesiredShard, Load, ObservedShard, ShardState
 from llmgw.link.messages import Desired
 
 log = structlog.get_logger()
 
-RETRY_FIRST_S = 60.0
-RETRY_MOST_S = 600.0
 OUTPUTS_KEPT = 20
 """Shards that ended and are no longer wanted here, whose output can still be read."""
 OUTPUT_KEPT_S = 86_400.0
@@ -42,8 +39,7 @@ class Converge:
         self._report = report
         self._lives: dict[str, Life] = {}
         self._wanted: dict[str, DesiredShard] | None = None
-        self._engines: tuple[EngineSpec, ...] = ()
-        self._engine_tasks: dict[str, tuple[EngineSpec, asyncio.Task[None]]] = {}
+        self._desired: Desired | None = None
         self._changed = asyncio.Event()
         self._asked = 0
         self.revision = 0
@@ -52,9 +48,13 @@ class Converge:
     def shards(self) -> tuple[ObservedShard, ...]:
         return tuple(life.runner.observed for _, life in sorted(self._lives.items()))
 
+    def loads(self) -> dict[str, Load]:
+        """By shard id: how busy the engines were when they were last asked, of those that told it."""
+        return {life.runner.id: life.runner.load for life in self._lives.values() if life.runner.load is not None}
+
     def take(self, desired: Desired) -> None:
         self._wanted = {shard.id: shard for shard in desired.shards}
-        self._engines = desired.engines
+        self._desired = desired
         self._asked = desired.revision
         self._changed.set()
 
@@ -90,10 +90,10 @@ class Converge:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                self._converge_engines()
                 self._converge_shards()
+                self._converge_engines()
         finally:
-            tasks = [life.task for life in self._lives.values()] + [task for _, task in self._engine_tasks.values()]
+            tasks = [life.task for life in self._lives.values()]
             tasks += [life.ending for life in self._lives.values() if life.ending]
             for task in tasks:
                 task.cancel()
@@ -136,6 +136,7 @@ class Converge:
         del self._lives[life.runner.id]
         # At once: whoever is told that a wish has been taken up takes what is not there for ended.
         self._converge_shards()
+        self._converge_engines()
         await self._clear_away()
 
     async def _clear_away(self) -> None:
@@ -157,26 +158,12 @@ class Converge:
     # -- engines
 
     def _converge_engines(self) -> None:
-        specs: dict[str, EngineSpec] = {spec.name: spec for spec in self._engines}
-        for name, (spec, task) in list(self._engine_tasks.items()):
-            if specs.get(name) != spec:
-                task.cancel()
-                del self._engine_tasks[name]
-        for name, spec in specs.items():
-            if name not in self._engine_tasks:
-                self._engine_tasks[name] = (spec, self._task(self._keep_engine(spec), f"engine {name}"))
-
-    async def _keep_engine(self, spec: EngineSpec) -> None:
-        """Installs one engine, and tries again after a minute, backing off to ten, until it is there."""
-        pause = RETRY_FIRST_S
-        while True:
-            try:
-                if await self._rooms.installer.ensure(spec) is EngineState.INSTALLED:
-                    return
-            except Exception:
-                log.exception("a fault of the agent's own; the engine is tried again", engine=spec.name)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RETRY_MOST_S)
+        """Passes on which engines are wanted, and which versions shards need that are here, or are to come."""
+        if (desired := self._desired) is None:
+            return
+        here = [life.runner.shard for life in self._lives.values() if isinstance(life.runner, ShardRunner)]
+        in_use = frozenset((shard.profile.engine, shard.profile.engine_version) for shard in (*here, *desired.shards))
+        self._rooms.installer.take(desired.engines, desired.engines_kept, in_use)
 
 
 async def _over() -> None:

@@ -32,6 +32,7 @@ from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.agent.weights import WeightStore
+from llmgw.cluster.catalog import EngineName
 from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
 from llmgw.link.client import ClientIdentity, LinkClient, LinkError
@@ -82,13 +83,12 @@ class Agent:
             stop_timeout_s=config.supervisor.stop_timeout_s,
             engine_user=user,
         )
-        bins = {"llamacpp": config.engines.llamacpp.bin} if config.engines.llamacpp else {}
         self.installer = Installer(
             engines_dir=config.engines_dir,
             cache_dir=work_dir / "cache",
-            bins=bins,
+            named=_named(config),
             inventory=lambda: self._inventory,
-            report=self._engine_said,
+            report=self._engines_said,
         )
         self.weights = WeightStore(
             weights_dir=config.weights_dir, model_dirs=config.model_dirs, report=self._weights_held
@@ -104,7 +104,6 @@ class Agent:
             host=lambda: self._inventory.mgmt_addr,
             health_interval_s=config.supervisor.health_interval_s,
             engines_changed=lambda: self._engines_changed,
-            engine_now=lambda name: next((engine for engine in self._engines if engine.name == name), None),
             inventory=lambda: self._inventory,
             sidecar_programs=_sidecar_programs(config),
         )
@@ -135,6 +134,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self.converge.run()),
+                    group.create_task(self.installer.run()),
                     group.create_task(self._report()),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
@@ -217,9 +217,8 @@ class Agent:
                 self._said = now
             await asyncio.sleep(0.05)
 
-    def _engine_said(self, engine: EngineOnNode) -> None:
-        others = tuple(other for other in self._engines if other.name != engine.name)
-        self._engines = tuple(sorted((*others, engine), key=lambda found: found.name))
+    def _engines_said(self, engines: tuple[EngineOnNode, ...]) -> None:
+        self._engines = engines
         changed, self._engines_changed = self._engines_changed, asyncio.Event()
         changed.set()
         self._dirty.set()
@@ -237,8 +236,8 @@ class Agent:
     # -- what is looked at again
 
     async def _probe_engines(self) -> None:
-        for engine in await self.installer.probe():
-            self._engine_said(engine)
+        await self.installer.probe()
+        self._engines_said(self.installer.states)
         self._probed = True
         self._dirty.set()
 
@@ -261,7 +260,8 @@ class Agent:
 
     async def _look_at_vitals(self) -> None:
         """In a thread as well: a node whose disk does not answer still beats, and what it serves goes on serving."""
-        self._vitals = await asyncio.to_thread(read_vitals, self._config.weights_dir)
+        vitals = await asyncio.to_thread(read_vitals, self._config.weights_dir)
+        self._vitals = replace(vitals, loads=self.converge.loads())
 
     def _weights_held(self, held: tuple[str, ...]) -> None:
         self._held = held
@@ -303,6 +303,17 @@ def _what_changed(said: Observed | None, now: Observed) -> Observed:
         shards=now.shards if now.shards != said.shards else None,
         weights=now.weights if now.weights != said.weights else None,
     )
+
+
+def _named(config: AgentConfig) -> dict[EngineName, Path]:
+    """Programs of engines that the operator has named, instead of having them installed."""
+    engines = config.engines
+    named: dict[EngineName, Path | None] = {
+        "llamacpp": engines.llamacpp.bin if engines.llamacpp else None,
+        "vllm": engines.vllm.bin if engines.vllm else None,
+        "sglang": engines.sglang.python if engines.sglang else None,
+    }
+    return {name: path for name, path in named.items() if path is not None}
 
 
 def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from llmgw.agent.memory import ShardMemory
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Ended, Running, Supervisor
 from llmgw.agent.weights import WeightStore
-from llmgw.cluster.model import DesiredShard, EngineOnNode, Exit, Inventory, Load, ObservedShard, ShardState
+from llmgw.cluster.model import DesiredShard, Exit, Inventory, Load, ObservedShard, ShardState
 from llmgw.process.errors import ProcessError
 
 log = structlog.get_logger()
@@ -44,8 +44,6 @@ class Rooms:
     """The address that engines listen on: the node's management address."""
     health_interval_s: float
     engines_changed: Callable[[], asyncio.Event]
-    engine_now: Callable[[str], EngineOnNode | None]
-    """What this node says of an engine at the moment."""
     inventory: Callable[[], Inventory]
     sidecar_programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By engine: the program that its sidecars are started with, where the node's file names one."""

@@ -107,13 +107,15 @@ class ShardRunner(Presence):
             raise Failed(words)
 
     async def _program(self, adapter: Engine) -> Program:
+        installer, version = self._rooms.installer, self.shard.profile.engine_version
         while True:
             changed = self._rooms.engines_changed()
-            if program := self._rooms.installer.program(adapter.name):
+            if program := installer.program(adapter.name, version):
                 return program
-            now = self._rooms.engine_now(adapter.name)
+            now = installer.state(adapter.name, version)
             how = f": {now.state.value}{', ' if now.words else ''}{now.words}" if now is not None else ""
-            self._say(self._before_start, f"waiting for {adapter.name} on this node{how}")
+            what = f"{adapter.name} {version}" if version else adapter.name
+            self._say(self._before_start, f"waiting for {what} on this node{how}")
             await changed.wait()
 
     async def _require_ports(self) -> None:

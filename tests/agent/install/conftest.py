@@ -37,9 +37,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         installer = Installer(
             engines_dir=folder / "engines",
             cache_dir=folder / "cache",
-            bins={},
+            named={},
             inventory=lambda: THIS_MACHINE,
-            report=said.append,
+            report=lambda engines: said.extend(engine for engine in engines if engine.name != "sim"),
         )
         state = await installer.ensure(DEFAULT_ENGINES[0])
         if state is not EngineState.INSTALLED and "index" in said[-1].words:

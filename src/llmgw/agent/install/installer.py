@@ -1,268 +1,234 @@
-"""The engines of this node: from a wish in the desired state to a program that was seen to work."""
+"""The engines of this node: from wishes in the desired state to programs that were seen to work."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
-from llmgw.agent.fetch.disk import NoRoom, megabytes
-from llmgw.agent.fetch.index import Fetched, FetchFailed, Wanted, fetch
-from llmgw.agent.fetch.threads import in_thread, on_loop
-from llmgw.agent.fetch.wheel import BadWheel, damage
-from llmgw.agent.install.places import Places
+import structlog
+
+from llmgw.agent.fetch.threads import Stop, in_thread
+from llmgw.agent.install.keeper import Keeper
+from llmgw.agent.install.named import NamedKeeper
+from llmgw.agent.install.places import Installation, Places
 from llmgw.agent.install.program import Program, simulator
-from llmgw.agent.install.prove import NotProved, Proof, prove
+from llmgw.agent.install.recipes import Recipes
+from llmgw.agent.install.running import runs_from
+from llmgw.agent.install.version import Rooms, VersionKeeper
 from llmgw.cluster.catalog import EngineName, EngineSpec
 from llmgw.cluster.model import EngineOnNode, EngineState, Inventory
-from llmgw.engines.builds import BUILDS, WAY_OUT, Build, fits
-from llmgw.engines.registry import EngineNotRun, engine
 
-Report = Callable[[EngineOnNode], None]
+log = structlog.get_logger()
 
+Key = tuple[str, str]
+"""An engine's name and version."""
+Report = Callable[[tuple[EngineOnNode, ...]], None]
+"""Hears all that can be said of engines, whenever a part of it has changed."""
 
-class _Failed(Exception):
-    """Ends an attempt; the message is what the node reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """By this a program is known to be the one that was proved."""
-
-    path: Path
-    inode: int
-    size_bytes: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Stamp | None:
-        try:
-            found = path.stat()
-        except OSError:
-            return None
-        return cls(path, found.st_ino, found.st_size, found.st_mtime_ns)
+SUPERSEDED_S = 600.0
+"""How long a version stays that was installed again from elsewhere: a shard may be about to start from it."""
 
 
 class Installer:
-    """Call from one event loop only. ``report`` hears every change of state, and progress."""
+    """Call from one event loop only, and keep ``run`` running. Versions of an engine lie side by side."""
 
     def __init__(
         self,
         *,
         engines_dir: Path,
         cache_dir: Path,
-        bins: Mapping[str, Path | str | None],
+        named: Mapping[EngineName, Path],
         inventory: Callable[[], Inventory],
         report: Report,
-        builds: tuple[Build, ...] = BUILDS,
     ) -> None:
         self._places = Places(engines_dir, cache_dir)
-        self._bins = {name: Path(path) for name, path in bins.items() if path is not None}
-        self._inventory = inventory
+        self._recipes = Recipes(self._places.downloads, inventory)
         self._report = report
-        self._builds = builds
+        self._sim = simulator()
+        self._named = {
+            name: NamedKeeper(name, path, self._recipes, self._places.proofs, self._changed)
+            for name, path in named.items()
+        }
+        self._versions: dict[Key, VersionKeeper] = {}
+        self._installing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: dict[Keeper, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._wanted: dict[Key, EngineSpec] = {}
+        self._stay: frozenset[Key] | None = None
+        """Versions that are not to be removed. None: nobody has said yet."""
+        self._asked = asyncio.Event()
         self._cleaned = False
-        self._states: dict[str, EngineOnNode] = {}
-        self._programs: dict[str, Program] = {"sim": simulator()}
-        self._stamps: dict[str, _Stamp] = {}
-        self._installed: dict[str, EngineSpec] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def program(self, name: str) -> Program | None:
-        """The engine's program, if it was proved here; None else. Nothing on PATH ever counts."""
-        return self._programs.get(name)
+    # -- what can be asked
+
+    @property
+    def states(self) -> tuple[EngineOnNode, ...]:
+        """By name and version; of engines that the agent's file names one each."""
+        sim = EngineOnNode(name="sim", version=self._sim.version, state=EngineState.INSTALLED)
+        said = [keeper.state for keeper in (*self._named.values(), *self._versions.values())]
+        return tuple(sorted((sim, *filter(None, said)), key=lambda engine: (engine.name, engine.version)))
+
+    def program(self, name: str, version: str = "") -> Program | None:
+        """What a shard is started with, if it was seen to work here; None else. Nothing on PATH ever counts.
+
+        Without a version: of those that work, one that is wanted rather than one that is merely there.
+        """
+        if name == "sim":
+            return self._sim
+        if name in self._named:
+            return self._named[name].program
+        if version:
+            keeper = self._versions.get((name, version))
+            return keeper.program if keeper is not None else None
+        working = [key for key, keeper in self._versions.items() if key[0] == name and keeper.program is not None]
+        best = max(working, key=lambda key: (key in self._wanted, key), default=None)
+        return self._versions[best].program if best is not None else None
+
+    def state(self, name: str, version: str = "") -> EngineOnNode | None:
+        """What is said of that version; of a named program whatever version is asked for."""
+        said = [engine for engine in self.states if engine.name == name]
+        fitting = [engine for engine in said if engine.named or not version or engine.version == version]
+        return next((engine for engine in fitting if engine.usable), fitting[0] if fitting else None)
+
+    # -- what is to be there
+
+    def take(
+        self, wanted: Sequence[EngineSpec], kept: Sequence[EngineSpec] = (), in_use: frozenset[Key] = frozenset()
+    ) -> None:
+        """``wanted`` is had and kept; ``kept`` stays where it is. All else goes, but for what is in use.
+
+        ``in_use``: versions that shards of this node were or will be started with; of an empty version, all.
+        """
+        self._wanted = {(spec.name, spec.version): spec for spec in reversed(wanted) if spec.name != "sim"}
+        self._stay = frozenset({*self._wanted, *((spec.name, spec.version) for spec in kept), *in_use})
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Does what was asked for until cancelled. What was begun by then is given up, and begun anew by the next."""
+        try:
+            for named in self._named.values():
+                self._start(named, named.keep())
+            while True:
+                await self._asked.wait()
+                self._asked.clear()
+                self._follow()
+                await self._sweep()
+        finally:
+            tasks = [*self._tasks.values(), *self._ending]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ensure(self, spec: EngineSpec) -> EngineState:
-        """Makes one attempt at having the engine, and returns where that ended: installed, failed or waiting.
+        """Makes one attempt at having this version, and returns where it ended. Failures are said, never raised."""
+        if spec.name == "sim":
+            return EngineState.INSTALLED
+        if spec.name in self._named:
+            return await self._named[spec.name].ensure()
+        keeper = self._version(spec.name, spec.version)
+        keeper.wanted = spec
+        return await keeper.ensure()
 
-        Ordinary failures are reported in words and never raised. Does nothing where the engine is there already.
-        """
-        async with self._locks[spec.name]:
-            try:
-                await self._ensure(spec)
-                self._installed[spec.name] = spec
-            except (_Failed, FetchFailed, NotProved, BadWheel, NoRoom) as failure:
-                self._say(spec.name, spec.version, EngineState.FAILED, str(failure))
-            except OSError as error:
-                where = f"{error.filename}: " if error.filename else ""
-                self._say(spec.name, spec.version, EngineState.FAILED, f"{where}{error.strerror or error}")
-            return self._states[spec.name].state
+    def _follow(self) -> None:
+        for name, named in self._named.items():
+            named.want(frozenset(version for engine, version in self._wanted if engine == name))
+        wanted = {key: spec for key, spec in self._wanted.items() if key[0] not in self._named}
+        for key, keeper in self._versions.items():
+            if keeper in self._tasks and wanted.get(key) != keeper.wanted:
+                self._stop(keeper)
+        for spec in wanted.values():
+            keeper = self._version(spec.name, spec.version)
+            if keeper not in self._tasks:
+                keeper.wanted = spec
+                self._start(keeper, keeper.keep())
 
-    async def probe(self) -> tuple[EngineOnNode, ...]:
-        """What is there, proved again where it changed; an engine that was lost is installed again."""
-        self._say("sim", self._programs["sim"].version, EngineState.INSTALLED, "")
+    def _start(self, keeper: Keeper, life: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(life, name=f"{keeper.name} {keeper.version}")
+        task.add_done_callback(_say_crash)
+        self._tasks[keeper] = task
+
+    def _stop(self, keeper: Keeper) -> None:
+        task = self._tasks.pop(keeper)
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _version(self, name: EngineName, version: str) -> VersionKeeper:
+        key = (name, version)
+        if key not in self._versions:
+            rooms = Rooms(self._places, self._recipes, self._installing[name], self._changed)
+            self._versions[key] = VersionKeeper(name, version, rooms)
+        return self._versions[key]
+
+    # -- what is there
+
+    async def probe(self) -> None:
+        """Takes up what earlier agents have installed, and proves again all that is there."""
         if not self._cleaned:
             self._cleaned = True
-            await asyncio.to_thread(self._places.clean_proofs)
-        for name in sorted({*self._bins, *(row.engine for row in self._builds)} - {"sim"}):
-            if not self._locks[name].locked():  # else it is being installed: its state is fresh
-                await self._probe(name)
-        return tuple(self._states[name] for name in sorted(self._states))
+            await in_thread(lambda _: self._places.clean_all())
+        for named in self._named.values():
+            await named.probe()
+        installed = await asyncio.to_thread(self._places.installations)
+        newest = {(each.spec.name, each.spec.version): each for each in reversed(installed)}
+        for key, keeper in self._versions.items():
+            if key not in newest and keeper.program is not None and not keeper.seen_to:
+                keeper.lose(f"its folder under {self._places.of(*key).parent} is gone")
+        for found in newest.values():
+            if found.spec.name not in self._named:
+                await self._version(found.spec.name, found.spec.version).probe(found)
+        if self._stay is not None:
+            self._asked.set()
 
-    async def _probe(self, name: str) -> None:
-        if name in self._installed:
-            await self.ensure(self._installed[name])
-            return
-        async with self._locks[name]:
-            try:
-                if name in self._bins:
-                    await self._ensure_named(name)
-                else:
-                    await self._find(name)
-            except (_Failed, NotProved, OSError) as failure:
-                version = self._states[name].version if name in self._states else "unknown"
-                self._say(name, version, EngineState.FAILED, str(failure))
+    async def _sweep(self) -> None:
+        """Removes what nobody wants: versions, and what was fetched for them."""
+        if self._ending:
+            await asyncio.wait([*self._ending])
+        installed = await asyncio.to_thread(self._places.installations)
+        left: set[Key] = set()
+        for found in installed:
+            key: Key = (found.spec.name, found.spec.version)
+            superseded = key in left and time.time() - found.installed_at > SUPERSEDED_S
+            if (superseded or not self._stays(key)) and await self._remove(found):
+                continue
+            left.add(key)
+        for gone in [key for key in self._versions if key not in left and key not in self._wanted]:
+            del self._versions[gone]
+            self._changed()
+        for engine in {each.spec.name for each in installed}:
+            if not any(key[0] == engine and self._versions[key].program is None for key in self._wanted):
+                await asyncio.to_thread(self._places.drop_downloads, engine)
 
-    async def _find(self, name: str) -> None:
-        """Takes up an installation of an earlier run, before anybody has asked for one."""
-        if name in self._programs:
-            return
-        with self._places.lock(name) as lock:
-            if lock.acquire():
-                await asyncio.to_thread(self._places.clean, name)
-        for row in self._builds:
-            if row.engine == name and self._places.of(row).is_dir():
-                await self._prove_installed(row)
-                return
+    def _stays(self, key: Key) -> bool:
+        return self._stay is None or key in self._stay or (key[0], "") in self._stay
 
-    async def _ensure(self, spec: EngineSpec) -> None:
-        if spec.name == "sim":
-            self._say("sim", self._programs["sim"].version, EngineState.INSTALLED, "")
-            return
+    async def _remove(self, found: Installation) -> bool:
+        """False: it stays for now."""
+
+        def remove(stopped: Stop) -> bool:
+            with self._places.lock(found.spec.name) as lock:
+                if not lock.acquire():
+                    return False
+                if (pid := runs_from(found.folder)) is not None:
+                    log.info("a version of an engine stays while it runs", folder=str(found.folder), pid=pid)
+                    return False
+                self._places.remove(found)
+            log.info("a version of an engine that nobody wants was removed", folder=str(found.folder))
+            return True
+
         try:
-            engine(spec.name)
-        except EngineNotRun as error:
-            raise _Failed(str(error)) from None
-        if spec.name in self._bins:
-            await self._ensure_named(spec.name, wanted=spec.version)
-            return
-        row = _row(spec, self._builds)
-        if self._proved(self._places.program(row)):
-            self._say(row.engine, row.version, EngineState.INSTALLED, "")
-            return
-        if why := fits(row, self._inventory()):
-            raise _Failed(why)
-        if spec.name not in self._states:
-            self._say(row.engine, row.version, EngineState.WANTED, "")
-        with self._places.lock(row.engine) as lock:
-            if not lock.acquire():
-                words = f"another agent is installing it under {self._places.of(row).parent}"
-                self._say(row.engine, row.version, EngineState.WAITING, words)
-                return
-            if self._places.of(row).is_dir() and await self._still_good(row):
-                return
-            await self._install(row)
-            await self._prove_installed(row)
-
-    async def _still_good(self, row: Build) -> bool:
-        """Proves what is installed already. False: it was damaged, and is gone now. Raises NotProved."""
-        try:
-            await self._prove_installed(row)
-        except NotProved:
-            place = self._places.of(row)
-            if await in_thread(lambda stop: damage(place, stop)) is None:
-                raise
-            await asyncio.to_thread(self._places.remove, row)
+            return await in_thread(remove)
+        except OSError as error:
+            log.warning("a version of an engine can't be removed", folder=str(found.folder), reason=str(error))
             return False
-        return True
 
-    async def _install(self, row: Build) -> None:
-        what = f"{row.package} {row.package_version}"
-        self._say(row.engine, row.version, EngineState.RESOLVING, f"asking the package index for {what}")
-        await asyncio.to_thread(self._places.clean, row.engine)
-        self._places.require_room(row)
-        fetched = await self._fetch(row)
-
-        def unpacking(percent: int, total: int) -> None:
-            words = f"unpacking {row.wheel} ({megabytes(total)}, {percent} %)"
-            self._say(row.engine, row.version, EngineState.UNPACKING, words)
-
-        unpacking(0, row.unpacked_bytes)
-        show = on_loop(unpacking)
-        try:
-            await in_thread(lambda stop: self._places.install(row, fetched.wheel, show, stop))
-        except BadWheel as error:
-            raise _Failed(f"{row.wheel} can't be unpacked: {error}") from None
-        await asyncio.to_thread(self._places.clean, row.engine)
-
-    async def _fetch(self, row: Build) -> Fetched:
-        wanted = Wanted(package=row.package, version=row.package_version, sha256=row.sha256, platform=row.platform)
-        return await fetch(
-            wanted,
-            self._places.downloads(row.engine),
-            lambda words: self._say(row.engine, row.version, EngineState.DOWNLOADING, words),
-            verifying=lambda: self._say(row.engine, row.version, EngineState.VERIFYING, f"checking {row.wheel}"),
-        )
-
-    async def _prove_installed(self, row: Build) -> None:
-        program = self._places.program(row)
-        self._say(row.engine, row.version, EngineState.PROVING, "asking it for one token")
-        stamp, proof = _Stamp.of(program), await prove(engine(row.engine), program, self._places.proofs)
-        if proof.version is not None and proof.version != row.reads_as:
-            raise NotProved(f"{program} says that it is {proof.version}, and {row.version} says {row.reads_as}")
-        self._accept(row.engine, row.version, program, stamp, proof, (self._places.of(row),))
-        self._say(row.engine, row.version, EngineState.INSTALLED, "")
-
-    async def _ensure_named(self, name: str, wanted: str | None = None) -> None:
-        program = self._bins[name]
-        key = f"engines.{name}.bin in the agent's file names {program}"
-        if not self._proved(program):
-            version = self._states[name].version if name in self._states else wanted or "unknown"
-            self._say(name, version, EngineState.PROVING, f"asking {program} for one token")
-            try:
-                stamp, proof = _Stamp.of(program), await prove(engine(name), program, self._places.proofs)
-            except NotProved as error:
-                raise NotProved(f"{key}, which does not work: {error}") from None
-            self._accept(name, proof.version or "unknown", program, stamp, proof, (program.resolve().parent,))
-        version = self._programs[name].version
-        other = f"; the cluster asks for {wanted}" if wanted not in (None, version) else ""
-        self._say(name, version, EngineState.INSTALLED, f"{key}{other}")
-
-    def _proved(self, program: Path) -> bool:
-        stamp = _Stamp.of(program)
-        return stamp is not None and stamp in self._stamps.values()
-
-    def _accept(
-        self, name: str, version: str, program: Path, stamp: _Stamp | None, proof: Proof, reads: tuple[Path, ...]
-    ) -> None:
-        libraries = {path.parent for path in proof.libraries if not any(path.is_relative_to(read) for read in reads)}
-        self._programs[name] = Program(
-            argv=(str(program),), version=version, help_text=proof.help_text, reads=(*reads, *sorted(libraries))
-        )
-        if stamp is not None:
-            self._stamps[name] = stamp
-
-    def _say(self, name: str, version: str, state: EngineState, words: str) -> None:
-        last = self._states.get(name)
-        if last is not None and (last.version, last.state, last.words) == (version, state, words):
-            return
-        since = last.since if last is not None and last.state is state else time.time()
-        if state is EngineState.FAILED:
-            self._programs.pop(name, None)
-            self._stamps.pop(name, None)
-        said = EngineOnNode(name=cast(EngineName, name), version=version, state=state, words=words, since=since)
-        self._states[name] = said
-        self._report(said)
+    def _changed(self) -> None:
+        self._report(self.states)
 
 
-def _row(spec: EngineSpec, builds: tuple[Build, ...]) -> Build:
-    """The build that ``spec`` asks for. Raises _Failed, in words, where this release can't install such a thing."""
-    if spec.source != "index":
-        source = "GitHub releases" if spec.source == "github" else spec.source
-        raise _Failed(f"installing {spec.name} from {source} is not built yet; set `source: index`, or {WAY_OUT}")
-    row = next((row for row in builds if (row.engine, row.version) == (spec.name, spec.version)), None)
-    if row is None:
-        known = ", ".join(row.version for row in builds if row.engine == spec.name) or "none"
-        raise _Failed(
-            f"{spec.name} {spec.version} is no build of the package index that this release knows; "
-            f"it knows {known}. Ask for one of those, or {WAY_OUT}"
-        )
-    if spec.package not in (None, row.package):
-        raise _Failed(f"{spec.name} {spec.version} comes from the package {row.package}, not {spec.package}")
-    if spec.sha256 not in (None, row.sha256):
-        raise _Failed(f"{row.wheel} was checked with sha256 {row.sha256}, not {spec.sha256}")
-    return row
+def _say_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("a fault of the agent's own", task=task.get_name(), exc_info=error)

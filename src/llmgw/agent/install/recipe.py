@@ -20,13 +20,20 @@ class RecipeFailed(Exception):
 class Recipe(Protocol):
     """One build of one version of an engine for this very machine: an archive, or a Python environment."""
 
-    engine: str
-    version: str
-    """As it stands in the EngineSpec."""
-    folder: str
-    """``VERSION-BUILD-SHA256[:12]``: the name of its folder, which proves that what is in it is whole."""
-    needed_bytes: int
-    """What it takes while it is installed, on the file system of ``engines_dir``."""
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def version(self) -> str:
+        """As it stands in the EngineSpec."""
+
+    @property
+    def folder(self) -> str:
+        """``VERSION-BUILD-SHA256[:12]``: the name of its folder, which proves that what is in it is whole."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it takes while it is installed, on the file system of ``engines_dir``."""
 
     async def put(self, partial: Path, say: Say) -> None:
         """Fills ``partial``, which is empty, whole and synced. Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
