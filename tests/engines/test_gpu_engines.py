@@ -17,12 +17,12 @@ from llmgw.cluster.model import PORT_BLOCK
 from llmgw.engines import sglang, vllm
 from llmgw.engines.base import Command, EngineUnhealthy, Launch, LaunchRefused
 from llmgw.engines.flags import read_flags
-from llmgw.engines.registry import ENGINES, LAUNCHABLE, EngineNotRun, engine
+from llmgw.engines.registry import ENGINES
 
 from .shards import flags_of, help_with, launch, shard
 
 GOLDEN = Path(__file__).parent / "golden_gpu"
-VLLM, SGLANG = LAUNCHABLE["vllm"], LAUNCHABLE["sglang"]
+VLLM, SGLANG = ENGINES["vllm"], ENGINES["sglang"]
 PROGRAMS: Mapping[EngineName, tuple[str, ...]] = {
     "vllm": ("/opt/vllm/bin/vllm",),
     "sglang": ("/opt/sglang/bin/python", "-m", "sglang.launch_server"),
@@ -93,7 +93,7 @@ CASES: Mapping[str, Launch] = {
 
 
 def command(of: Launch) -> Command:
-    adapter = LAUNCHABLE[of.shard.profile.engine]
+    adapter = ENGINES[of.shard.profile.engine]
     assert adapter.refusal(of.shard) is None
     return adapter.command(of)
 
@@ -192,7 +192,7 @@ def test_what_would_hang_or_serve_something_else_is_not_started(
     engine_name: EngineName, changed: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(LaunchRefused, match=words):
-        LAUNCHABLE[engine_name].command(case(engine_name, 1, nodes=2, changed=changed))
+        ENGINES[engine_name].command(case(engine_name, 1, nodes=2, changed=changed))
 
 
 # -- vLLM's two ways over several nodes
@@ -326,7 +326,7 @@ def test_vllm_finishes_requests_where_it_can(version: str, there: bool) -> None:
 
 
 def refused(name: EngineName, *, task: Task = "generate", **options: Any) -> str | None:
-    return LAUNCHABLE[name].refusal(case(name, task=task, **options).shard)
+    return ENGINES[name].refusal(case(name, task=task, **options).shard)
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -398,7 +398,7 @@ def test_what_is_reserved_is_there_to_be_set(name: EngineName) -> None:
 def test_several_nodes_without_a_meeting_place() -> None:
     for name in ("vllm", "sglang"):
         asked = case(name, nodes=2).shard
-        said = LAUNCHABLE[name].refusal(dataclasses.replace(asked, dist_init=None))
+        said = ENGINES[name].refusal(dataclasses.replace(asked, dist_init=None))
         assert said is not None
         assert "the address where their ranks meet did not come with it" in said
 
@@ -421,7 +421,7 @@ def test_a_launch_mode_is_vllms_alone() -> None:
     ],
 )
 def test_versions(name: str, output: str, version: str | None) -> None:
-    assert LAUNCHABLE[name].read_version(output) == version
+    assert ENGINES[name].read_version(output) == version
 
 
 def test_a_dead_vllm_is_told_from_a_busy_sglang() -> None:
@@ -441,13 +441,6 @@ def test_a_token_proves_the_shard() -> None:
         assert adapter.readiness(asked).path == "/v1/completions"
         assert adapter.read_readiness(asked, 200, answer) is None
         assert "401" in (adapter.read_readiness(asked, 401, b'{"error": "Unauthorized"}') or "")
-
-
-def test_they_are_known_and_not_run() -> None:
-    assert set(LAUNCHABLE) - set(ENGINES) == {"vllm", "sglang"}
-    for name in ("vllm", "sglang"):
-        with pytest.raises(EngineNotRun, match="is not run by this build yet"):
-            engine(name)
 
 
 def test_the_fixtures_are_whole() -> None:
