@@ -100,10 +100,9 @@ async def test_the_kernel_takes_the_rules_and_they_come_back_after_a_flush(
     name = f"t{os.getpid()}"
     exposure = Exposure(node_id=name, memory=tmp_path / "g.json", changed=lambda: None)
 
-    async def listed() -> str:
-        ended = await asyncio.to_thread(
-            subprocess.run, ["nft", "list", "table", "inet", f"llmgw-{name}"], capture_output=True, text=True
-        )
+    async def nft(verb: str) -> str:
+        command = ["nft", verb, "table", "inet", f"llmgw-{name}"]
+        ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=20)
         return ended.stdout if ended.returncode == 0 else ""
 
     running = asyncio.create_task(exposure.run())
@@ -112,15 +111,15 @@ async def test_the_kernel_takes_the_rules_and_they_come_back_after_a_flush(
         exposure.want([replace(wide(0, 29_900), peers=())], "10.99.99.2")
         await exposure.settled()
         assert exposure.warnings() == ()
-        assert "ip saddr 10.99.99.1 tcp dport 29900-29999 accept" in await listed()
-        subprocess.run(["nft", "delete", "table", "inet", f"llmgw-{name}"], check=True)
+        assert "ip saddr 10.99.99.1 tcp dport 29900-29999 accept" in await nft("list")
+        await nft("delete")
         async with asyncio.timeout(20):
-            while "29900-29999" not in await listed():
+            while "29900-29999" not in await nft("list"):  # noqa: ASYNC110 - the kernel tells nobody
                 await asyncio.sleep(0.05)
         exposure.want([], "10.99.99.2")
         await exposure.settled()
-        assert await listed() == ""
+        assert await nft("list") == ""
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        subprocess.run(["nft", "delete", "table", "inet", f"llmgw-{name}"], capture_output=True)
+        await nft("delete")
