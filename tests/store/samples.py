@@ -11,10 +11,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llmgw.cluster.catalog import ModelSpec, Profile
+from llmgw.cluster.catalog import EngineSpec, ModelSpec, Profile
 from llmgw.cluster.model import (
     Cpu,
     Drain,
+    EngineHistory,
     EngineOnNode,
     EngineState,
     Exit,
@@ -105,6 +106,18 @@ def drain(node: str = "llmgw-node01", **changes: Any) -> Drain:
     )
     whole = Drain(node=node, since=4.0, in_flight_s=60.0, allow_downtime=("x",), wait=True, moves=(move,))
     return dataclasses.replace(whole, **changes)
+
+
+def engine(name: str = "llamacpp", **changes: Any) -> EngineHistory:
+    whole = EngineHistory(
+        name="llamacpp",
+        spec=EngineSpec(name="llamacpp", version="b10991", source="https://mirror/l.tar.gz", sha256="ab" * 32),
+        previous=EngineSpec(name="llamacpp", version="b10068", source="index", package="skulk"),
+        rolled_back="m-abcde failed 3 times in a row",
+        since=6.0,
+        older=(EngineSpec(name="llamacpp", version="b9000"),),
+    )
+    return dataclasses.replace(whole, name=name, **changes)
 
 
 def event(number: int, subject: str = "llmgw-node01", **changes: Any) -> Event:

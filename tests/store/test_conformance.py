@@ -16,7 +16,7 @@ from llmgw.store.codec import without_session
 
 from .conftest import MakeStore
 from .leading import lead
-from .samples import drain, event, key, node, replica
+from .samples import drain, engine, event, key, node, replica
 
 Write = Callable[[Store, int], Awaitable[object]]
 
@@ -24,6 +24,7 @@ WRITES: dict[str, Write] = {
     "commit": lambda store, epoch: store.commit(epoch, Change(nodes=[node("new")], events=[event(99)])),
     "a drain": lambda store, epoch: store.commit(epoch, Change(drains=[drain("new")])),
     "an undrain": lambda store, epoch: store.commit(epoch, Change(removed_drains=["old"])),
+    "an engine": lambda store, epoch: store.commit(epoch, Change(engines=[engine("vllm")])),
     "renew": lambda store, epoch: store.renew(epoch, 60.0),
     "an empty commit": lambda store, epoch: store.commit(epoch, Change()),
     "a removal": lambda store, epoch: store.commit(epoch, Change(removed_nodes=["old"], removed_replicas=["m-aaaaa"])),
@@ -58,10 +59,14 @@ async def test_a_step_comes_back_as_it_was_written(store: Store) -> None:
     nodes = (node("n1"), node("n2", state=NodeState.DRAINING, why="asked to drain", inventory=None))
     replicas = (replica("m-aaaaa"), replica("m-bbbbb", placements=(), last_exit=None))
     drains = (drain("n1"), drain("n2", moves=()))
-    step = Change(nodes=nodes, replicas=replicas, drains=drains, replicas_made={"m": 2}, events=[event(1)])
+    engines = (engine(), engine("vllm", previous=None, rolled_back="", older=()))
+    step = Change(
+        nodes=nodes, replicas=replicas, drains=drains, engines=engines, replicas_made={"m": 2}, events=[event(1)]
+    )
     await store.commit(epoch, step)
     saved = await store.load()
     assert saved.drains == drains
+    assert saved.engines == engines
     assert saved.nodes == tuple(without_session(node) for node in nodes)
     assert saved.replicas == replicas
     assert saved.replicas_made == {"m": 2}

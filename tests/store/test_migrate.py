@@ -130,6 +130,7 @@ async def test_what_an_earlier_llmgw_wrote_is_read(tmp_path: Path, dump: Path) -
     assert [key.id for key in saved.keys] == ["key-abcde"]
     assert (saved.serials, saved.secret, saved.admin_token_hash) == ({"0a": "llmgw-node01"}, "00" * 32, "cd" * 32)
     assert [event.words for event in events] == ["is ready"]
+    assert [each.name for each in saved.engines] == (["llamacpp"] if dump.stem >= "r0003" else [])
     assert [drain.node for drain in saved.drains] == (["llmgw-node01"] if dump.stem >= "r0002" else [])
 
 

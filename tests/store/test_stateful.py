@@ -19,7 +19,7 @@ from llmgw.store.memory import MemoryStore
 from llmgw.store.sqlite import SqliteStore
 
 from .leading import lead
-from .samples import drain, event, key, node, replica
+from .samples import drain, engine, event, key, node, replica
 
 R = TypeVar("R")
 
@@ -89,6 +89,7 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
         removed=st.lists(ids, max_size=1),
         drains=st.lists(st.builds(drain, ids, since=numbers.map(float)), max_size=2),
         undrained=st.lists(ids, max_size=1),
+        engines=st.lists(st.builds(engine, st.sampled_from(["vllm", "sglang"]), since=numbers.map(float)), max_size=2),
         made=st.dictionaries(ids, numbers, max_size=2),
         events=st.lists(st.builds(event, numbers, ids), max_size=4, unique_by=lambda event: event.id),
     )
@@ -101,6 +102,7 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
         removed: list,
         drains: list,
         undrained: list,
+        engines: list,
         made: dict,
         events: list,
     ) -> None:  # type: ignore[type-arg]
@@ -111,6 +113,7 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
             removed_replicas=removed,
             drains=drains,
             removed_drains=undrained,
+            engines=engines,
             replicas_made=made,
             events=events,
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmgw.cluster.model import Drain, Node, Replica
+from llmgw.cluster.model import Drain, EngineHistory, Node, Replica
 
 
 class StoreError(Exception):
@@ -75,6 +75,7 @@ class Saved:
     scale_base: dict[str, int] = field(default_factory=dict)
     replicas_made: dict[str, int] = field(default_factory=dict)
     drains: tuple[Drain, ...] = ()
+    engines: tuple[EngineHistory, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     serials: dict[str, str] = field(default_factory=dict)
     """Certificate serial (hex) to node id, entered at first use."""
@@ -97,6 +98,7 @@ class Change:
     drains: Sequence[Drain] = ()
     removed_drains: Sequence[str] = ()
     """Nodes that are no longer to be emptied."""
+    engines: Sequence[EngineHistory] = ()
     replicas_made: dict[str, int] = field(default_factory=dict)
     serials: dict[str, str] = field(default_factory=dict)
     """Certificate serial (hex) to node id, of those that were used for the first time."""

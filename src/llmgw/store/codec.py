@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, ValidationError
 
-from llmgw.cluster.model import Drain, Node, Replica
+from llmgw.cluster.model import Drain, EngineHistory, Node, Replica
 from llmgw.store.base import ApiKey, Event, StoreError
 from llmgw.store.bounds import with_bounded_story
 
@@ -73,6 +73,7 @@ def _first_line(error: Exception) -> str:
 NODES = Codec(Node, "node", without=LIVE_FIELDS)
 REPLICAS = Codec(Replica, "replica", without=CLOCK_FIELDS)
 DRAINS = Codec(Drain, "drain")
+ENGINES = Codec(EngineHistory, "engine")
 EVENTS = Codec(Event, "event")
 KEYS = Codec(ApiKey, "key")
 
@@ -87,6 +88,10 @@ def encode_replica(replica: Replica) -> str:
 
 def encode_drain(drain: Drain) -> str:
     return DRAINS.encode(drain.node, drain)
+
+
+def encode_engine(history: EngineHistory) -> str:
+    return ENGINES.encode(history.name, history)
 
 
 def encode_event(event: Event) -> str:

@@ -41,6 +41,7 @@ class MemoryStore:
         self._nodes: dict[str, str] = {}
         self._replicas: dict[str, str] = {}
         self._drains: dict[str, str] = {}
+        self._engines: dict[str, str] = {}
         self._replicas_made: dict[str, int] = {}
         self._scale: dict[str, tuple[int, int]] = {}
         self._keys: dict[str, str] = {}
@@ -72,6 +73,7 @@ class MemoryStore:
             nodes=tuple(codec.NODES.decode(id, doc) for id, doc in sorted(self._nodes.items())),
             replicas=tuple(codec.REPLICAS.decode(id, doc) for id, doc in sorted(self._replicas.items())),
             drains=tuple(codec.DRAINS.decode(id, doc) for id, doc in sorted(self._drains.items())),
+            engines=tuple(codec.ENGINES.decode(id, doc) for id, doc in sorted(self._engines.items())),
             keys=tuple(codec.KEYS.decode(id, doc) for id, doc in sorted(self._keys.items())),
             scale={model: replicas for model, (replicas, _) in sorted(self._scale.items())},
             scale_base={model: base for model, (_, base) in sorted(self._scale.items())},
@@ -86,11 +88,13 @@ class MemoryStore:
         nodes = {node.id: codec.encode_node(node) for node in change.nodes}
         replicas = {replica.id: codec.encode_replica(replica) for replica in change.replicas}
         drains = {drain.node: codec.encode_drain(drain) for drain in change.drains}
+        engines = {history.name: codec.encode_engine(history) for history in change.engines}
         events = {event.id: (event.subject, codec.encode_event(event)) for event in change.events}
         self._check_lead(epoch)
         self._nodes |= nodes
         self._replicas |= replicas
         self._drains |= drains
+        self._engines |= engines
         for model, made in change.replicas_made.items():
             self._replicas_made[model] = max(made, self._replicas_made.get(model, made))
         self._serials = {**change.serials, **self._serials}

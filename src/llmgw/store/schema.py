@@ -44,6 +44,9 @@ replicas = Table("replicas", metadata, Column("id", Text, primary_key=True), Col
 drains = Table("drains", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
 """By node."""
 
+engines = Table("engines", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
+"""By name: which builds of each were in effect, and are."""
+
 replicas_made = Table(
     "replicas_made", metadata, Column("model", Text, primary_key=True), Column("made", Integer, nullable=False)
 )

@@ -213,6 +213,7 @@ def _load(connection: Connection) -> Saved:
         nodes=tuple(codec.NODES.decode(id, doc) for id, doc in _docs(connection, schema.nodes)),
         replicas=tuple(codec.REPLICAS.decode(id, doc) for id, doc in _docs(connection, schema.replicas)),
         drains=tuple(codec.DRAINS.decode(id, doc) for id, doc in _docs(connection, schema.drains)),
+        engines=tuple(codec.ENGINES.decode(id, doc) for id, doc in _docs(connection, schema.engines)),
         keys=tuple(codec.KEYS.decode(id, doc) for id, doc in _docs(connection, schema.api_keys)),
         scale={row.model: row.replicas for row in scale},
         scale_base={row.model: row.base for row in scale},
@@ -305,6 +306,7 @@ def _writes(change: Change) -> list[tuple[Executable, Rows]]:
         (_UPSERT_NODE, [{"id": node.id, "doc": codec.encode_node(node)} for node in change.nodes]),
         (_UPSERT_REPLICA, [{"id": replica.id, "doc": codec.encode_replica(replica)} for replica in change.replicas]),
         (_UPSERT_DRAIN, [{"id": drain.node, "doc": codec.encode_drain(drain)} for drain in change.drains]),
+        (_UPSERT_ENGINE, [{"id": each.name, "doc": codec.encode_engine(each)} for each in change.engines]),
         (_RAISE_MADE, [{"model": model, "made": made} for model, made in change.replicas_made.items()]),
         (_ENTER_SERIAL, [{"serial": serial, "node": node} for serial, node in change.serials.items()]),
         (_ADD_EVENT, [_event_row(event) for event in change.events]),
@@ -336,6 +338,7 @@ def _raise_made() -> Insert:
 _UPSERT_NODE = _upsert(schema.nodes, "doc")
 _UPSERT_REPLICA = _upsert(schema.replicas, "doc")
 _UPSERT_DRAIN = _upsert(schema.drains, "doc")
+_UPSERT_ENGINE = _upsert(schema.engines, "doc")
 _UPSERT_KEY = _upsert(schema.api_keys, "doc")
 _UPSERT_SCALE = _upsert(schema.scale, "replicas", "base")
 _RAISE_MADE = _raise_made()
