@@ -9,7 +9,8 @@ export UV_DEFAULT_INDEX ?= $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config
 ifeq ($(UV_DEFAULT_INDEX),)
 unexport UV_DEFAULT_INDEX
 endif
-# Compiled once, here: some environments forbid Python to keep what it compiles, and every start would do it again.
+# Some environments forbid Python to keep what it compiles: each start of a process would do it again, for half a second.
+unexport PYTHONDONTWRITEBYTECODE
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
 .PHONY: up test check format bench simulate simulate-planted soak-cluster lock clean
