@@ -164,7 +164,11 @@ FRAMES: tuple[Frame, ...] = (
         session=12,
         revision=4,
         shards=(DESIRED_SHARD,),
-        engines=(EngineSpec(name="llamacpp", version="b10991", source="index", sha256="ab12", package="llama-server"),),
+        engines=(
+            EngineSpec(
+                name="llamacpp", version="b10991", source="index", sha256="ab12", package="llama-server", build="cpu"
+            ),
+        ),
     ),
     Observed(
         epoch=3,

@@ -12,6 +12,7 @@ from typing import Literal
 EngineName = Literal["llamacpp", "vllm", "sglang", "sim"]
 Task = Literal["generate", "embed", "rerank", "transcribe", "speech"]
 LaunchMode = Literal["ray", "mp"]
+BuildKind = Literal["cpu", "cuda"]
 
 ENGINE_NAMES: tuple[EngineName, ...] = ("llamacpp", "vllm", "sglang", "sim")
 
@@ -72,6 +73,8 @@ class EngineSpec:
     source: str = "github"
     sha256: str | None = None
     package: str | None = None
+    build: BuildKind | None = None
+    """Which of a version's builds. None: the node looks at its own processor and driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.cluster.catalog import LaunchMode
+from llmgw.cluster.catalog import BuildKind, LaunchMode
 from llmgw.cluster.model import Fabric, PortRange
 
 
@@ -43,8 +43,10 @@ class SglangOnNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamacppOnNode:
-    bin: Path
+    bin: Path | None
     """The operator's own llama-server."""
+    build: BuildKind | None = None
+    """Which of a version's builds is installed here; None: the cluster's file says, else the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

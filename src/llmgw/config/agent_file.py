@@ -24,6 +24,7 @@ from llmgw.config.check import Remark
 from llmgw.config.faults import Refused
 from llmgw.config.shape import (
     AdapterName,
+    Building,
     FabricName,
     InterfaceName,
     Interval,
@@ -114,10 +115,11 @@ class SglangFile(Section):
 
 class LlamacppFile(Section):
     TITLE = "engines.llamacpp of a node"
-    WORDS: ClassVar[Mapping[str, str]] = {"path": "bin", "binary": "bin"}
+    WORDS: ClassVar[Mapping[str, str]] = {"path": "bin", "binary": "bin", "variant": "build"}
     HINTS: ClassVar[Mapping[str, str]] = VllmFile.HINTS
 
-    bin: Located = Field(description="the path of llama-server")
+    bin: Located | None = None
+    build: Building | None = None
 
 
 class EnginesFile(Section):
@@ -184,9 +186,21 @@ def agent_rules(file: AgentFile) -> Iterator[Remark]:
         yield from _servers(file)
     if whole(file.fabrics):
         yield from _fabrics(file.fabrics)
+    if whole(file.engines) and whole(file.engines.llamacpp) and file.engines.llamacpp is not None:
+        yield from _llamacpp(file.engines.llamacpp)
     if whole(file.reconnect_base, file.reconnect_max) and file.reconnect_base > file.reconnect_max:
         expected = "a duration not longer than `reconnect_max`"
         yield Remark(path=("reconnect_base",), expected=expected, hint="the wait between tries grows from base to max")
+
+
+def _llamacpp(file: LlamacppFile) -> Iterator[Remark]:
+    if not whole(file.bin, file.build):
+        return
+    if file.bin is None and file.build is None:
+        yield Remark(path=("engines", "llamacpp"), expected="`bin`, the path of llama-server, or `build`, cpu or cuda")
+    if file.bin is not None and file.build is not None:
+        hint = "where `bin` names a program nothing is installed: leave one of them out"
+        yield Remark(path=("engines", "llamacpp", "build"), expected="`build` or `bin`, not both", hint=hint)
 
 
 def _servers(file: AgentFile) -> Iterator[Remark]:
@@ -271,5 +285,5 @@ def _engines(file: EnginesFile) -> AgentEngines:
     return AgentEngines(
         vllm=VllmOnNode(bin=vllm.bin, launch_mode=vllm.launch_mode, ray_bin=vllm.ray_bin) if vllm else None,
         sglang=SglangOnNode(python=sglang.python) if sglang else None,
-        llamacpp=LlamacppOnNode(bin=llamacpp.bin) if llamacpp else None,
+        llamacpp=LlamacppOnNode(bin=llamacpp.bin, build=llamacpp.build) if llamacpp else None,
     )

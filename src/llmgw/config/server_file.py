@@ -27,6 +27,7 @@ from llmgw.config.server import (
 )
 from llmgw.config.shape import (
     Advertised,
+    Building,
     ClusterName,
     Download,
     Duration,
@@ -162,12 +163,18 @@ class PythonEngineFile(EngineFile):
     source: Annotated[str | DownloadFile, PlainValidator(_engine_source)] = "index"
 
 
+class LlamacppFile(EngineFile):
+    WORDS: ClassVar[Mapping[str, str]] = {"tag": "version", "release": "version", "variant": "build"}
+
+    build: Building | None = None
+
+
 class EnginesFile(Section):
     TITLE = "engines"
     WORDS: ClassVar[Mapping[str, str]] = {"llama.cpp": "llamacpp", "llama": "llamacpp"}
     HINTS: ClassVar[Mapping[str, str]] = {"sim": "the simulated engine is part of llmgw: there is nothing to install"}
 
-    llamacpp: EngineFile | None = None
+    llamacpp: LlamacppFile | None = None
     vllm: PythonEngineFile | None = None
     sglang: PythonEngineFile | None = None
 
@@ -276,7 +283,8 @@ def _engine_spec(name: EngineName, engine: EngineFile) -> EngineSpec:
     where: dict[str, Any] = {"source": engine.source}
     if isinstance(engine.source, DownloadFile):
         where = {"source": engine.source.url, "sha256": engine.source.sha256}
-    return EngineSpec(name=name, version=engine.version, package=engine.package, **where)
+    build = engine.build if isinstance(engine, LlamacppFile) else None
+    return EngineSpec(name=name, version=engine.version, package=engine.package, build=build, **where)
 
 
 def _nodes(nodes: NodesFile) -> NodesPolicy:

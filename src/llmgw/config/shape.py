@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WrapValidator, field_validator
 
-from llmgw.cluster.catalog import EngineName, LaunchMode, Task
+from llmgw.cluster.catalog import BuildKind, EngineName, LaunchMode, Task
 from llmgw.cluster.model import PortRange
 from llmgw.config import addresses, names, sources
 from llmgw.config.addresses import HostPort, ServerUrl
@@ -248,6 +248,7 @@ _NO_ENGINE = {
 Engine = Annotated[EngineName, _choice(EngineName, _NO_ENGINE)]
 ModelTask = Annotated[Task, _choice(Task, {"chat": "chat is `generate`", "embedding": "that is `embed`"})]
 Launching = Annotated[LaunchMode, _choice(LaunchMode)]
+Building = Annotated[BuildKind, _choice(BuildKind, {"gpu": "NVIDIA GPUs are `cuda`"})]
 
 Located = Annotated[Path, PlainValidator(_located)]
 Program = Annotated[str | None, PlainValidator(_program)]

@@ -12,7 +12,7 @@ SOURCE = (
     "hf://ORG/NAME[@REVISION][/FILE], https://…, s3://BUCKET/KEY, file:///PATH, /PATH or index:PACKAGE==VERSION/FILE"
 )
 STORE = "sqlite:////PATH (four slashes: the path is whole) or postgresql://USER@HOST/DATABASE"
-DOWNLOAD = "a URL of an archive, https:// or http://"
+DOWNLOAD = "a URL of an archive, https://, http:// or file:///PATH"
 
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _FILE = r"(?:(?!\.{1,2}(?:/|$))[^/\s@]+/)*(?!\.{1,2}$)[^/\s@]+"
@@ -71,6 +71,11 @@ def _web(text: str, expected: str) -> None:
 
 def parse_download(text: str) -> str:
     """A URL of an engine's archive: http is enough, since its SHA-256 is stated. Raises Refused."""
+    if text.startswith("file:"):
+        shape, words = _SHAPES["file"]
+        if not shape.fullmatch(text) or text.endswith("/"):
+            raise Refused(DOWNLOAD, f"it should be {words}, on every node")
+        return text
     if not re.match(r"https?://", text):
         raise Refused(DOWNLOAD)
     _web(text, DOWNLOAD)
