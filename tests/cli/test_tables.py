@@ -181,6 +181,23 @@ def test_a_replica_says_its_ranks_its_fabric_and_what_it_waits_for(
     assert "waits for gateway cp1 has not taken up the table without it yet, with 3 requests in flight\n" in said
 
 
+def test_a_replica_says_how_busy_it_is_as_far_as_its_engine_tells(
+    lab: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = answered(views.replica_view(lab, spanning(lab), NOW))
+    busy["load"] = {"running": 3.0, "waiting": 1.0, "kv_used_ratio": 0.256, "prompt_tokens_total": 9120.0}
+    busy["load"] |= {"generation_tokens_total": None}
+    tables.replica(busy)
+    said = capsys.readouterr().out
+    assert "load      3 running, 1 waiting, 26% of its cache taken, 9.1k tokens read\n" in said
+    busy["load"] = {**busy["load"], "waiting": None, "generation_tokens_total": 3_240_000.0}
+    idle = {**busy, "load": None}
+    text = seen(monkeypatch, 200, lambda: tables.replicas([busy, idle]))
+    (heading, *lines) = [line.split() for line in text.splitlines()]
+    where, tokens = heading.index("RUN/WAIT"), heading.index("TOKENS")
+    assert [(line[where], line[tokens]) for line in lines[:2]] == [("3/?", "3.2M"), ("-", "-")]
+
+
 def test_why_is_a_tree_of_profiles_fabrics_and_nodes(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     shown(lab)["why"]()
     lines = [line.replace("─", "").strip("│├└ ") for line in capsys.readouterr().out.splitlines()]

@@ -143,7 +143,7 @@ def _sprinkled(value: object) -> object:
     if isinstance(value, list):
         return [_sprinkled(item) for item in value]
     if isinstance(value, dict):
-        free = ("labels", "launch_modes", "node_selector")
+        free = ("labels", "launch_modes", "loads", "node_selector")
         if value.get("type") in ("routes_ack", "traffic"):
             free += ("traffic", "replicas")  # By replica: a name that nobody knows is no field.
         return {key: item if key in free else _sprinkled(item) for key, item in value.items()} | {"of_tomorrow": [1]}

@@ -68,6 +68,14 @@ def size(count: int | None) -> str:
     return f"{count} B"
 
 
+def amount(count: float) -> str:
+    """``512``, ``9.1k``, ``3.2M``."""
+    for unit, length in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= length:
+            return f"{count / length:.1f}{unit}"
+    return f"{count:.0f}"
+
+
 def title(what: str, answer: dict[str, Any]) -> Text:
     """The first line of a description: what it is, its id, its state and since when."""
     since = f" for {ago(answer['since'])}"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from llmgw.cli.rows import Column, ago, console, fact, print_rows, state_text, title
+from llmgw.cli.rows import Column, ago, amount, console, fact, print_rows, state_text, title
 
 Row = dict[str, Any]
 
@@ -127,6 +127,8 @@ def replicas(answer: list[Row]) -> None:
         Column("SINCE", 3),
         Column("GEN", 4),
         Column("RESTARTS", 2),
+        Column("RUN/WAIT", 3),
+        Column("TOKENS", 7),
         Column("NODES", 1),
         Column("FABRIC", 6),
         Column("ENDPOINT", 5),
@@ -138,6 +140,8 @@ def replicas(answer: list[Row]) -> None:
             ago(found["since"]),
             str(found["generation"]),
             str(found["restarts"]),
+            _busy(found["load"]),
+            _tokens(found["load"]),
             ", ".join(placement["node"] for placement in found["placements"]) or "-",
             found["fabric"] or "-",
             found["endpoint"] or "-",
@@ -146,6 +150,35 @@ def replicas(answer: list[Row]) -> None:
         for found in answer
     ]
     print_rows(out, columns, "WHY", rows)
+
+
+def _busy(load: Row | None) -> str:
+    """Requests that run, and that wait."""
+    if load is None or load["running"] is None:
+        return "-"
+    return f"{load['running']:.0f}/{'?' if load['waiting'] is None else format(load['waiting'], '.0f')}"
+
+
+def _tokens(load: Row | None) -> str:
+    """Given out since its engine started."""
+    return "-" if load is None or load["generation_tokens_total"] is None else amount(load["generation_tokens_total"])
+
+
+def _load(load: Row) -> str:
+    """What the engine tells; what it does not tell is left out."""
+    kv_used = load["kv_used_ratio"]
+    told = (
+        _counted(load["running"], "running"),
+        _counted(load["waiting"], "waiting"),
+        f"{kv_used:.0%} of its cache taken" if kv_used is not None else "",
+        _counted(load["prompt_tokens_total"], "tokens read"),
+        _counted(load["generation_tokens_total"], "given out"),
+    )
+    return ", ".join(words for words in told if words)
+
+
+def _counted(count: float | None, what: str) -> str:
+    return f"{amount(count)} {what}" if count is not None else ""
 
 
 def _leaves(found: Row) -> list[str]:
@@ -166,6 +199,8 @@ def replica(answer: Row) -> None:
     fact(
         out, "restarts", str(answer["restarts"]) + (f", next try at {answer['retry_at']}" if answer["retry_at"] else "")
     )
+    if answer["load"]:
+        fact(out, "load", _load(answer["load"]))
     if answer["fabric"]:
         fact(out, "fabric", f"{answer['fabric']}, its ranks meet at {answer['dist_init']}")
     for rank, (placement, pid) in enumerate(zip(answer["placements"], answer["pids"], strict=True)):

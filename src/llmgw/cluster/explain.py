@@ -115,7 +115,16 @@ def _summary(
     if shaky is not None:
         words += f"; {shaky.id}: {why_replica(cluster, shaky)}"
     outdated = sorted({line.outdated for line in lines if line.outdated})
-    return "; ".join([words, *outdated])
+    return "; ".join([words, *outdated, *_experimental(cluster, name, replicas)])
+
+
+def _experimental(cluster: Cluster, name: str, replicas: list[Replica]) -> list[str]:
+    """Said of what runs so, or else of what might."""
+    spec = cluster.catalog.model(name)
+    profiles = [replica.profile for replica in replicas if replica.profile is not None]
+    profiles = profiles or list(spec.profiles if spec is not None else ())
+    spread = any(profile.engine == "llamacpp" and profile.nodes > 1 for profile in profiles)
+    return ["llamacpp over several nodes is experimental"] if spread else []
 
 
 def _is_shaky(cluster: Cluster, replica: Replica) -> bool:

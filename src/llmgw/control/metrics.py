@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from llmgw.cluster.model import DrainState, NodeState, ReplicaState
+from llmgw.cluster.model import Cluster, DrainState, NodeState, ReplicaState
 from llmgw.control.desk import Desk
 from llmgw.control.plane import Plane
+from llmgw.control.views import load_of
 
 
 def exposition(plane: Plane, desk: Desk) -> str:
@@ -42,4 +46,36 @@ def exposition(plane: Plane, desk: Desk) -> str:
     Gauge("llmgw_table_version", "Version of the routing table.", registry=registry).set(desk.table_version)
     Gauge("llmgw_leader_epoch", "Epoch of this leader.", registry=registry).set(plane.epoch)
     Gauge("llmgw_store_writable", "1 while the store takes writes.", registry=registry).set(plane.trouble is None)
+    registry.register(ReplicaLoads(cluster))
     return generate_latest(registry).decode()
+
+
+class ReplicaLoads(Collector):
+    """How busy the engines are, as nodes told at their last heartbeat. A replica of which it is not known is not there,
+    and a count starts anew where its engine does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def collect(self) -> Iterator[Metric]:
+        loads = [
+            ([replica.model, replica.id], load)
+            for _, replica in sorted(self._cluster.replicas.items())
+            if (load := load_of(self._cluster, replica)) is not None
+        ]
+        for name, field, words, kind in _LOADS:
+            family = kind(f"llmgw_replica_{name}", words, labels=["model", "replica"])
+            for labels, load in loads:
+                if (value := getattr(load, field)) is not None:
+                    family.add_metric(labels, value)
+            yield family
+
+
+_LOADS: tuple[tuple[str, str, str, type[GaugeMetricFamily] | type[CounterMetricFamily]], ...] = (
+    ("requests_running", "running", "Requests that the engine works on.", GaugeMetricFamily),
+    ("requests_waiting", "waiting", "Requests that the engine has taken and not begun.", GaugeMetricFamily),
+    ("kv_used_ratio", "kv_used_ratio", "Part of the cache of keys and values that is taken.", GaugeMetricFamily),
+    ("prompt_tokens_total", "prompt_tokens_total", "Tokens that the engine has read.", CounterMetricFamily),
+    ("generation_tokens_total", "generation_tokens_total", "Tokens that it has given out.", CounterMetricFamily),
+)
+"""Each metric: its name, the field of a Load, what it is, and of which kind."""

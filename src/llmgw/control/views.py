@@ -12,6 +12,7 @@ from llmgw.cluster.model import (
     Exit,
     Instant,
     Inventory,
+    Load,
     Node,
     ObservedShard,
     Placement,
@@ -92,6 +93,8 @@ class ReplicaView:
     replaces: str | None = None
     """The replica that it takes over from."""
     lost: bool = False
+    load: Load | None = None
+    """How busy its engine was at the last heartbeat; None: not known, or it serves nothing."""
     waits_for: tuple[str, ...] = ()
     """What a draining one waits for before it is stopped, by gateway."""
     story: tuple[StoryView, ...] = ()
@@ -276,12 +279,23 @@ def replica_view(cluster: Cluster, replica: Replica, now: Instant, *, story: boo
         dist_init=replica.dist_init,
         replaces=replica.replaces,
         lost=replica.lost,
+        load=load_of(cluster, replica),
         waits_for=waits_for(cluster, replica, now) if replica.state is ReplicaState.DRAINING else (),
         story=tuple(
             StoryView(at=rfc3339(line.at), generation=line.generation, state=line.state, why=line.why)
             for line in (replica.story if story else ())
         ),
     )
+
+
+def load_of(cluster: Cluster, replica: Replica) -> Load | None:
+    """As rank 0's node told it last, if that node is connected and the replica serves."""
+    if replica.state not in (ReplicaState.READY, ReplicaState.DRAINING) or not replica.placements:
+        return None
+    leader = cluster.nodes.get(replica.placements[0].node)
+    if leader is None or leader.session is None or leader.vitals is None:
+        return None
+    return leader.vitals.loads.get(replica.shard_id(0))
 
 
 def _shard(cluster: Cluster, placement: Placement, shard_id: str, generation: int) -> ObservedShard | None:

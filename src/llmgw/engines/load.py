@@ -16,17 +16,15 @@ _Join = Callable[[Iterable[float]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadMetrics:
-    """Names of metrics: of each the first that is there counts. Empty: this engine has no such metric.
-
-    ``join`` makes one value of several sets of labels; a ratio is always that of the fullest.
-    """
+    """Names of metrics: of each the first that is there counts. Empty: this engine has no such metric."""
 
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     kv_used_ratio: tuple[str, ...] = ()
     prompt_tokens_total: tuple[str, ...] = ()
     generation_tokens_total: tuple[str, ...] = ()
-    join: _Join = sum
+    join_requests: _Join = sum
+    """How requests of several sets of labels are joined. Tokens are added up; a ratio is that of the fullest."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -55,10 +53,10 @@ def read_load(metrics: LoadMetrics, samples: Samples) -> Reading:
         return None
 
     load = Load(
-        running=value(metrics.running, metrics.join),
-        waiting=value(metrics.waiting, metrics.join),
+        running=value(metrics.running, metrics.join_requests),
+        waiting=value(metrics.waiting, metrics.join_requests),
         kv_used_ratio=value(metrics.kv_used_ratio, max),
-        prompt_tokens_total=value(metrics.prompt_tokens_total, metrics.join),
-        generation_tokens_total=value(metrics.generation_tokens_total, metrics.join),
+        prompt_tokens_total=value(metrics.prompt_tokens_total, sum),
+        generation_tokens_total=value(metrics.generation_tokens_total, sum),
     )
     return Reading(load, tuple(missing))

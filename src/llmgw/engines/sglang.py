@@ -69,7 +69,7 @@ class Sglang:
         prompt_tokens_total=("sglang:prompt_tokens_total",),
         generation_tokens_total=("sglang:generation_tokens_total",),
         # Every stage of a pipeline tells of the same requests.
-        join=max,
+        join_requests=max,
     )
 
     def command(self, launch: Launch) -> Command:
