@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmgw.agent.converge import Converge
+from llmgw.agent.exposure import Exposure
 from llmgw.agent.install import Installer
 from llmgw.agent.memory import ShardMemory
 from llmgw.agent.presence import Rooms
@@ -85,6 +86,7 @@ class Node:
             weights=WeightStore(weights_dir=folder / "weights"),
             client=self.client,
             memory=self.memory,
+            exposure=Exposure(node_id="t", memory=folder / "work" / "gateways.json", changed=lambda: None),
             host=lambda: self.host,
             health_interval_s=0.1,
             engines_changed=lambda: self.engines_changed,

@@ -57,7 +57,10 @@ async def applied(exposure: Exposure) -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_gateways_are_remembered_over_a_restart_and_forgotten_after_a_day(tmp_path: Path) -> None:
+async def test_gateways_are_remembered_over_a_restart_and_forgotten_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposure_module, "_nft", lambda: None)
     now = [1_000_000.0]
     memory = tmp_path / "gateways.json"
 
@@ -66,6 +69,7 @@ async def test_gateways_are_remembered_over_a_restart_and_forgotten_after_a_day(
 
     first = make()
     first.name(["10.0.0.1"])
+    first.want([wide(0, 20_000)], "10.0.0.11")
     await applied(first)
     assert json.loads(memory.read_text()) == {"10.0.0.1": now[0]}
     second = make()

@@ -56,6 +56,7 @@ class Converge:
         self._wanted = {shard.id: shard for shard in desired.shards}
         self._desired = desired
         self._asked = desired.revision
+        self._rooms.exposure.name(desired.gateways)
         self._changed.set()
 
     def begin_session(self) -> None:
@@ -83,6 +84,7 @@ class Converge:
             if shard_id not in self._lives:
                 with suppress(OSError):
                     self._rooms.memory.forget(shard_id)  # written down, and never started
+        self._expose()
 
     async def run(self) -> None:
         """Converges until cancelled. What runs then goes on running."""
@@ -120,8 +122,14 @@ class Converge:
                 runner = ShardRunner(shard, self._rooms, self._report)
                 runner.take(shard)
                 self._begin(runner, runner.start())
+        self._expose()
         self.revision = self._asked
         self._report()
+
+    def _expose(self) -> None:
+        """What is on its way out keeps its rules until it has ended."""
+        here = [life.runner.shard for life in self._lives.values() if isinstance(life.runner, ShardRunner)]
+        self._rooms.exposure.want(here, self._rooms.host())
 
     def _begin(self, runner: Presence, life: Coroutine[None, None, None]) -> None:
         self._lives[runner.id] = Life(runner, self._task(life, f"shard {runner.id}"))

@@ -156,6 +156,7 @@ class Exposure:
 
     async def run(self) -> None:
         """Until cancelled. The table stays."""
+        self._due.set()
         while True:
             try:
                 async with asyncio.timeout(LOOK_AGAIN_S):
@@ -169,8 +170,11 @@ class Exposure:
             await self._apply()
 
     def _look(self) -> None:
-        if self._script != ruleset(self._table, self._wanted()):
+        wanted = self._wanted()
+        if self._script != ruleset(self._table, wanted) and (wanted or self._script is not None):
             self._applied.clear()
+        if not wanted:
+            self._say("")
         self._due.set()
 
     def _wanted(self) -> tuple[Opening, ...]:

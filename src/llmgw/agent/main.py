@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from llmgw.agent.discovery import (
     read_vitals,
     settings_of,
 )
+from llmgw.agent.exposure import Exposure
 from llmgw.agent.install import Installer
 from llmgw.agent.logs import LogReader
 from llmgw.agent.memory import ShardMemory
@@ -95,12 +96,14 @@ class Agent:
         )
         self.client = EngineClient()
         self._memory = ShardMemory(work_dir / "wanted")
+        self.exposure = Exposure(node_id=self.id, memory=work_dir / "gateways.json", changed=self._dirty.set)
         rooms = Rooms(
             supervisor=self.supervisor,
             installer=self.installer,
             weights=self.weights,
             client=self.client,
             memory=self._memory,
+            exposure=self.exposure,
             host=lambda: self._inventory.mgmt_addr,
             health_interval_s=config.supervisor.health_interval_s,
             engines_changed=lambda: self._engines_changed,
@@ -135,6 +138,7 @@ class Agent:
                 tasks = [
                     group.create_task(self.converge.run()),
                     group.create_task(self.installer.run()),
+                    group.create_task(self.exposure.run()),
                     group.create_task(self._report()),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
@@ -195,7 +199,8 @@ class Agent:
         )
 
     def _now_inventory(self) -> Inventory:
-        return replace(self._inventory, warnings=(*self._inventory.warnings, *self.supervisor.warnings()))
+        own = (*self.supervisor.warnings(), *self.exposure.warnings())
+        return replace(self._inventory, warnings=(*self._inventory.warnings, *own))
 
     async def _report(self) -> None:
         """Says what changed, at once, and never more often than people can read."""
@@ -243,10 +248,15 @@ class Agent:
 
     async def _look_again(self) -> None:
         """The machine and its weights may have changed. All is said anew then, in case that something was lost."""
+        before = self._inventory
         try:
-            self._inventory = await discover(settings_of(self._config), self._inventory)
+            self._inventory = await discover(settings_of(self._config), before)
         except DiscoveryRefused as error:
             log.error("this machine changed under its configuration; what was known stays", reason=str(error))
+        for field in fields(Inventory):
+            old, new = getattr(before, field.name), getattr(self._inventory, field.name)
+            if old != new:
+                log.info("this machine changed", what=field.name, old=old, new=new)
         self._said = None
         self._dirty.set()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from llmgw.agent.exposure import Exposure
 from llmgw.agent.install import Installer
 from llmgw.agent.memory import ShardMemory
 from llmgw.agent.probe import EngineClient
@@ -40,6 +41,7 @@ class Rooms:
     weights: WeightStore
     client: EngineClient
     memory: ShardMemory
+    exposure: Exposure
     host: Callable[[], str]
     """The address that engines listen on: the node's management address."""
     health_interval_s: float

@@ -97,6 +97,7 @@ class ShardRunner(Presence):
         self._say(ShardState.STARTING, "starting the engine", endpoint=command.endpoint, prepared=False)
         await self._remember(command.endpoint)
         reads = (*program.reads, *([weights] if weights else []))
+        await self._rooms.exposure.settled()
         pid = await self._crew.start(command, reads, lambda words: self._say(ShardState.STARTING, words))
         self._say(ShardState.LOADING, "the engine is starting", endpoint=command.endpoint, pid=pid)
         await self._watch(adapter, command.endpoint, False)
