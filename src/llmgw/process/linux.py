@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -30,6 +31,11 @@ def _check(result: int, what: str) -> None:
 def become_subreaper() -> None:
     """Orphaned descendants become children of this process (prctl(2))."""
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this signal here when the parent has died. Forgotten where the user changes."""
+    _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def set_no_new_privileges() -> None:

@@ -1,6 +1,7 @@
-"""Whether an engine's program works here: it says its version, finds its libraries, and answers one token.
+"""Whether an engine's program works here: it finds its libraries, says its version, and answers one token.
 
-The last is what counts. A build for another processor says its version and prints its help, and dies while loading.
+The last is what counts. A build for another processor says its version and prints its help, and dies while loading;
+one that lacks the file with its CPU backend does so, too.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import signal
 import socket
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
-from llmgw.agent.fetch.child import Ended, ending, run, started
+from llmgw.agent.fetch.child import Ended, ending
+from llmgw.agent.install.faults import NotProved as NotProved
+from llmgw.agent.install.libraries import beside, require_libraries, why_not_started
+from llmgw.agent.install.trial import Trial, trial
 from llmgw.cluster.catalog import Profile
 from llmgw.cluster.model import DesiredShard, Placement
 from llmgw.engines.base import Command, Engine, EngineUnhealthy, Launch, Probe
@@ -26,29 +28,17 @@ from llmgw.engines.tiny_gguf import tiny_gguf
 
 VERSION_LIMIT_S = 20.0
 HELP_LIMIT_S = 30.0
+DEVICES_LIMIT_S = 60.0
 TOKEN_LIMIT_S = 90.0
 _ASK_AGAIN_S = 0.05
 _PORTS_TRIED = 3
 _KEY = "proof"
+_LAST_LINES = 3
 
-_MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
-_LOADER_MISSING = re.compile(r"error while loading shared libraries: ([^\s:]+): cannot open")
-_SYMBOLS = re.compile(r"version [`']([A-Z]+_[\d.]+)' not found")
-_FOUND = re.compile(r"=> (/\S+) \(0x")
-
-_PACKAGES = {
-    "libgomp.so.1": "libgomp1",
-    "libstdc++.so.6": "libstdc++6",
-    "libgcc_s.so.1": "libgcc-s1",
-    "libvulkan.so.1": "libvulkan1",
-    "libssl.so.3": "libssl3",
-    "libcrypto.so.3": "libssl3",
-    "libcurl.so.4": "libcurl4",
-}
-
-
-class NotProved(Exception):
-    """The program does not work here; the message says how that showed, and what to do."""
+_NO_CPU_BACKEND = "no CPU backend found"
+_PORT_TAKEN = "couldn't bind"
+_DEVICE = re.compile(r"^\s+CUDA\d+:", re.MULTILINE)
+_CUDA_SAID = re.compile(r"^.*(?:cuda|CUDA|NVIDIA).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,66 +49,86 @@ class Proof:
     """Libraries that the loader finds outside of the system's own folders."""
 
 
-async def prove(engine: Engine, program: Path, folder: Path) -> Proof:
-    """Proves ``program`` in a folder of its own under ``folder``, ending it afterwards. Raises NotProved, OSError."""
+async def prove(
+    engine: Engine, program: Path, folder: Path, *, version: str | None = None, gpus: int | None = None
+) -> Proof:
+    """Proves ``program`` in a folder of its own under ``folder``, as the user that owns ``folder``.
+
+    ``version``: what it must say that it is (``Engine.read_version``); None: whatever it says. ``gpus``: how many
+    NVIDIA GPUs this machine has; a CUDA build must see as many. None: not known. Raises NotProved, OSError.
+    """
     if not program.is_file():
         raise NotProved(f"{program} is not there" if not program.exists() else f"{program} is not a file")
     if not os.access(program, os.X_OK):
         raise NotProved(f"{program} is not executable: chmod +x {program}")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        libraries = await _libraries(program, scratch)
-        version = engine.read_version(await _say(program, "--version", VERSION_LIMIT_S, scratch))
-        help_text = await _say(program, "--help", HELP_LIMIT_S, scratch)
+    linked = await require_libraries(program, await asyncio.to_thread(beside, program), cards=gpus != 0)
+    libraries = tuple(sorted(path for path in linked if not _of_the_system(path)))
+    reads = {program, program.resolve().parent, *(path.parent for path in libraries)}
+    with trial(folder, sorted(reads)) as place:
+        said = await _say(place, program, "--version", VERSION_LIMIT_S)
+        says = engine.read_version(said)
+        if version is not None and says is not None and says != version:
+            raise NotProved(f"{program} says that it is {says}, and {version} is wanted")
+        help_text = await _say(place, program, "--help", HELP_LIMIT_S)
         if "--port" not in help_text:
             raise NotProved(f"{program} --help does not name --port: it is no {engine.name} server")
-        await _one_token(engine, program, help_text, Path(scratch))
-    return Proof(version=version, help_text=help_text, libraries=libraries)
+        if gpus and await asyncio.to_thread(_is_cuda_build, program):
+            await _see_gpus(place, program, gpus)
+        await _one_token(engine, program, help_text, place)
+    return Proof(version=says, help_text=help_text, libraries=libraries)
 
 
-async def _say(program: Path, flag: str, limit_s: float, scratch: str) -> str:
-    ended = await run([str(program), flag], env=_environment(scratch), limit_s=limit_s, cwd=scratch)
+async def why_ended(what: str, program: Path, ended: Ended, limit_s: float) -> NotProved:
+    """Why a trial of ``program`` that should have ended well did not, by how it ended and what it said."""
+    if ended.status == -signal.SIGILL:
+        return NotProved(
+            f"{what} was killed by SIGILL: this processor lacks instructions that the program was built with; "
+            "use a build for this processor (engines.llamacpp.bin in the agent's file)"
+        )
+    if failure := await why_not_started(what, ended.output, program):
+        return failure
+    if _NO_CPU_BACKEND in ended.output:
+        return NotProved(
+            f"{what} failed, since no CPU backend (libggml-cpu*.so) that this processor can run lies in "
+            f"{program.resolve().parent}: what was built beside the program belongs there, too"
+        )
+    if ended.status is None:
+        return NotProved(f"{what} did not end within {limit_s:g} s{_last(ended.output, 1)}")
+    return NotProved(f"{what} {ending(ended.status)}{_last(ended.output, 1)}")
+
+
+async def _say(place: Trial, program: Path, flag: str, limit_s: float) -> str:
+    ended = await place.run([str(program), flag], limit_s=limit_s)
     if ended.status != 0:
-        raise NotProved(_why(f"{program} {flag}", ended, limit_s))
+        raise await why_ended(f"{program} {flag}", program, ended, limit_s)
     return ended.output
 
 
-async def _libraries(program: Path, scratch: str) -> tuple[Path, ...]:
-    """Asks the loader about the program and about what lies beside it, since backends are loaded later."""
-    ldd = shutil.which("ldd")
-    if ldd is None:
-        return ()
-    found: set[Path] = set()
-    for file in (program, *_beside(program)):
-        ended = await run([ldd, str(file)], env=_environment(scratch), limit_s=VERSION_LIMIT_S)
-        if words := _loader_complaint(ended.output):
-            raise NotProved(f"{file}: {words}")
-        found.update(Path(path) for path in _FOUND.findall(ended.output))
-    return tuple(sorted(path for path in found if not path.is_relative_to("/lib") and not path.is_relative_to("/usr")))
+def _of_the_system(path: Path) -> bool:
+    return path.is_relative_to("/lib") or path.is_relative_to("/usr")
 
 
-def _beside(program: Path) -> Iterable[Path]:
-    """One file of each library in the program's folder; ``libx.so``, ``libx.so.0`` and so on are one."""
-    libraries: dict[str, Path] = {}
-    for path in sorted(program.resolve().parent.glob("lib*.so*")):
-        libraries.setdefault(path.name.partition(".so")[0], path)
-    return libraries.values()
+def _is_cuda_build(program: Path) -> bool:
+    return any(program.resolve().parent.glob("libggml-cuda*.so*"))
 
 
-def _loader_complaint(output: str) -> str | None:
-    missing = sorted({*_MISSING.findall(output), *_LOADER_MISSING.findall(output)})
-    if missing:
-        packages = sorted({_PACKAGES[name] for name in missing if name in _PACKAGES})
-        hint = f"; on Debian and Ubuntu: apt-get install {' '.join(packages)}" if packages else ""
-        return f"the {'library' if len(missing) == 1 else 'libraries'} {', '.join(missing)} can't be found{hint}"
-    if symbols := _SYMBOLS.search(output):
-        return f"it needs {symbols[1]}, which is newer than what this system has: use a build for this system"
-    return None
+async def _see_gpus(place: Trial, program: Path, gpus: int) -> None:
+    """A backend that can't be loaded is left out in silence, and models would run on the processor."""
+    ended = await place.run([str(program), "--list-devices"], limit_s=DEVICES_LIMIT_S)
+    if ended.status != 0:
+        raise await why_ended(f"{program} --list-devices", program, ended, DEVICES_LIMIT_S)
+    seen = len(_DEVICE.findall(ended.output))
+    if seen < gpus:
+        said = "; ".join(line.strip() for line in _CUDA_SAID.findall(ended.output)[:_LAST_LINES])
+        who = f" (as the user {place.user})" if place.user else ""
+        raise NotProved(
+            f"{program} --list-devices names {seen} of the {gpus} NVIDIA GPUs of this machine{who}"
+            + (f": {said}" if said else "; is the driver new enough for the CUDA that it was built with?")
+        )
 
 
-async def _one_token(engine: Engine, program: Path, help_text: str, scratch: Path) -> None:
-    weights = scratch / "proof.gguf"
-    weights.write_bytes(await asyncio.to_thread(tiny_gguf))
+async def _one_token(engine: Engine, program: Path, help_text: str, place: Trial) -> None:
+    weights = place.write("proof.gguf", await asyncio.to_thread(tiny_gguf))
     for _ in range(_PORTS_TRIED):
         shard = _shard(_free_port())
         launch = Launch(
@@ -126,11 +136,11 @@ async def _one_token(engine: Engine, program: Path, help_text: str, scratch: Pat
             program=(str(program),),
             host="127.0.0.1",
             weights=str(weights),
-            work_dir=str(scratch),
+            work_dir=str(place.folder),
             help_text=help_text,
         )
         try:
-            await _serve_one_token(engine, shard, engine.command(launch), scratch)
+            await _serve_one_token(engine, shard, engine.command(launch), place)
             return
         except _PortTaken:
             continue
@@ -141,9 +151,8 @@ class _PortTaken(Exception):
     pass
 
 
-async def _serve_one_token(engine: Engine, shard: DesiredShard, command: Command, scratch: Path) -> None:
-    environment = {**_environment(str(scratch)), **command.env}
-    async with started(command.argv, env=environment, cwd=str(scratch), merged=True) as server:
+async def _serve_one_token(engine: Engine, shard: DesiredShard, command: Command, place: Trial) -> None:
+    async with place.started(command.argv, env=dict(command.env)) as server:
         said = bytearray()
         async with asyncio.TaskGroup() as tasks:
             ends = tasks.create_task(_until_the_end(server, said))
@@ -156,10 +165,11 @@ async def _serve_one_token(engine: Engine, shard: DesiredShard, command: Command
         return
     output = said.decode("utf-8", "replace")
     if ends in done:
-        if "couldn't bind" in output:
+        if _PORT_TAKEN in output:
             raise _PortTaken
-        raise NotProved(_why("loading a tiny model", Ended(ends.result(), output), TOKEN_LIMIT_S))
-    raise NotProved(why or f"no token came from a tiny model within {TOKEN_LIMIT_S:g} s")
+        program = Path(command.argv[0])
+        raise await why_ended("loading a tiny model", program, Ended(ends.result(), output), TOKEN_LIMIT_S)
+    raise NotProved(why or f"no token came from a tiny model within {TOKEN_LIMIT_S:g} s{_last(output, _LAST_LINES)}")
 
 
 async def _until_the_end(server: asyncio.subprocess.Process, said: bytearray) -> int:
@@ -213,19 +223,6 @@ def _free_port() -> int:
         return port
 
 
-def _environment(scratch: str) -> dict[str, str]:
-    return {"PATH": "/usr/bin:/bin", "HOME": scratch, "LANG": "C.UTF-8", "GGML_NO_BACKTRACE": "1"}
-
-
-def _why(what: str, ended: Ended, limit_s: float) -> str:
-    if ended.status == -signal.SIGILL:
-        return (
-            f"{what} was killed by SIGILL: this processor lacks instructions that the program was built with; "
-            "use a build for this processor (engines.llamacpp.bin in the agent's file)"
-        )
-    if words := _loader_complaint(ended.output):
-        return f"{what}: {words}"
-    if ended.status is None:
-        return f"{what} did not end within {limit_s:g} s"
-    lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
-    return f"{what} {ending(ended.status)}" + (f": {lines[-1][:300]}" if lines else "")
+def _last(output: str, lines: int) -> str:
+    said: Sequence[str] = [line.strip()[:300] for line in output.splitlines() if line.strip()][-lines:]
+    return f": {' / '.join(said)}" if said else ""
