@@ -282,15 +282,6 @@ def test_a_node_says_what_is_held_on_it_and_by_whom(lab: Cluster, capsys: pytest
     assert f"for {held.shard_id(0)}, ports from {held.placements[0].port}" in " ".join(said.split())
 
 
-def test_engines_stand_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"version": "1", "state": "installed", "words": ""}
-    tables.engines(
-        [{**row, "name": name, "node": node} for name, node in (("sim", "n2"), ("llamacpp", "n2"), ("sim", "n1"))]
-    )
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [(line[0], line[2]) for line in lines] == [("llamacpp", "n2"), ("sim", "n1"), ("sim", "n2")]
-
-
 def test_a_broken_stream_stands_in_the_report(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     drain = drain_of(lab, state=MoveState.MOVED, broken=2)
     drain_tables.report({**drain, "why": "1 replica moved, 20 requests finished, 2 broken"})

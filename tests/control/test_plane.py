@@ -149,7 +149,7 @@ async def test_heartbeats_never_commit() -> None:
         bench.beat(replace(VITALS, memory_bytes=32 * GIB))
         await bench.settled(lambda: len(bench.store.changes) > written)
     words = [event.words for event in bench.store.changes[-1].events]
-    assert words == ["memory 16.0 GiB -> 32.0 GiB"]
+    assert words == ["node n1: memory 16 GiB -> 32 GiB"]
 
 
 async def test_progress_of_an_engine_is_shown_and_not_stored() -> None:

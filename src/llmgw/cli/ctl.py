@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmgw.cli import drain, node_tables, tables
+from llmgw.cli import drain, engines, node_tables, tables
 from llmgw.cli.admin import Output, OutputOption, Where, admin, show
 from llmgw.cli.cert import app as cert_app
 from llmgw.cli.rows import console, fact
@@ -22,6 +22,7 @@ brake_app = typer.Typer(
     help="The brake: while many nodes are silent at once, none is judged lost.", invoke_without_command=True
 )
 ctl.add_typer(cert_app, name="cert")
+ctl.add_typer(engines.app, name="engines")
 ctl.add_typer(key_app, name="key")
 ctl.add_typer(replica_app, name="replica")
 ctl.add_typer(brake_app, name="brake")
@@ -104,13 +105,6 @@ def replica_show(context: typer.Context, name: str, output: OutputOption = Outpu
     """One replica with its story."""
     with admin(context) as client:
         show(client.get(f"replicas/{name}"), output, tables.replica)
-
-
-@ctl.command()
-def engines(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
-    """Which engine is on which node, at which version."""
-    with admin(context) as client:
-        show(client.get("engines"), output, tables.engines)
 
 
 @ctl.command()

@@ -219,19 +219,6 @@ def replica(answer: Row) -> None:
     print_rows(out, [Column("AT"), Column("GEN"), Column("STATE")], "WHY", story)
 
 
-def engines(answer: list[Row]) -> None:
-    out = console()
-    if not answer:
-        out.print("no node has reported an engine")
-        return
-    columns = [Column("ENGINE"), Column("VERSION"), Column("NODE"), Column("STATE")]
-    rows = [
-        (each["name"], each["version"], each["node"], state_text(each["state"]), each["words"])
-        for each in sorted(answer, key=lambda each: (each["name"], each["node"]))
-    ]
-    print_rows(out, columns, "WORDS", rows)
-
-
 def why(answer: Row) -> None:
     out = console()
     tree = Tree(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address
 
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import EMPTIED, ENDED, RUNNING, is_suspect, observed
@@ -101,6 +102,23 @@ def _peers(cluster: Cluster, replica: Replica) -> tuple[ShardPeer, ...]:
         )
         for placement, node in zip(replica.placements, nodes, strict=True)
     )
+
+
+def gateway_addresses(cluster: Cluster) -> tuple[str, ...]:
+    """From where gateways may send requests to engines on other machines. One that is not connected just now serves on
+    by the table that it has."""
+    return tuple(
+        sorted({gateway.address for gateway in cluster.gateways.values() if not _is_loopback(gateway.address)})
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return True  # No address at all.
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def routes(cluster: Cluster) -> tuple[Route, ...]:

@@ -29,6 +29,7 @@ from llmgw.control import views
 from llmgw.control.api_operations import Strict, add_operations
 from llmgw.control.desk import Desk
 from llmgw.control.drain_views import brake_view, drain_views
+from llmgw.control.engine_views import EngineView, engine_views
 from llmgw.control.errors import ApiError, not_found
 from llmgw.control.keys import digest, new_key
 from llmgw.control.logs import Logs, LogsUnavailable
@@ -170,8 +171,8 @@ def _reads(router: APIRouter, rooms: Rooms) -> None:
         return views.replica_view(plane.cluster, found, plane.now(), story=True)
 
     @router.get("/engines")
-    async def engines() -> list[views.EngineView]:
-        return views.engine_views(plane.cluster)
+    async def engines() -> list[EngineView]:
+        return engine_views(plane.cluster)
 
     @router.get("/keys")
     async def keys() -> list[views.KeyView]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from llmgw.cluster.what_if import Addition, Changes, WhatIf
 from llmgw.control import operations, views
 from llmgw.control.drain_views import BrakeView, DrainView, brake_view, drain_view, drain_views
+from llmgw.control.engine_views import EngineView, engine_views
 from llmgw.control.operations import DrainOptions
 from llmgw.control.plane import Plane
 from llmgw.control.what_if import suppose
@@ -45,6 +46,11 @@ class WhatIfBody(Strict):
     """The text of a changed server.yaml, of which the models are taken."""
     file_name: str = Field(default="the-file-supposed.yaml", min_length=1, max_length=4096)
     """How faults of that file are to name it."""
+
+
+class RollbackBody(Strict):
+    reset: bool = False
+    """End the rollback: the file's version is in effect again."""
 
 
 class RestartBody(Strict):
@@ -107,6 +113,12 @@ def _nodes_and_models(router: APIRouter, plane: Plane) -> None:
         model, replicas = await operations.restart_model(plane, name, allow_downtime=allow_downtime)
         words = operations.restart_words(model, replicas)
         return views.RestartView(model=model, replicas=replicas, allow_downtime=allow_downtime, words=words)
+
+    @router.post("/engines/{name}/rollback")
+    async def rollback(name: str, body: RollbackBody | None = None) -> list[EngineView]:
+        """Goes back to the version before the file's, replica by replica; with ``reset`` to the file's again."""
+        await operations.roll_back_engine(plane, name, reset=body is not None and body.reset)
+        return [view for view in engine_views(plane.cluster) if view.name == name]
 
     @router.post("/brake/release")
     async def release_brake() -> BrakeView:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from llmgw.cluster.derived import desired, unconfirmed
+from llmgw.cluster.catalog import EngineSpec
+from llmgw.cluster.derived import desired, gateway_addresses, unconfirmed
+from llmgw.cluster.engines import builds_for, builds_kept
 from llmgw.cluster.model import Cluster, DesiredShard, Gateway, Instant, Traffic
 from llmgw.control import fold
 from llmgw.control.logs import Logs
@@ -31,11 +33,21 @@ HELD_S = 10.0
 ready must be left out of them until all their nodes are heard: agents dial again within seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a node was asked for."""
+
+    shards: tuple[DesiredShard, ...]
+    engines: tuple[EngineSpec, ...]
+    engines_kept: tuple[EngineSpec, ...]
+    gateways: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class NodeDesk:
     peer: Peer
     revision: int = 0
-    sent: tuple[tuple[DesiredShard, ...], object] | None = None
+    sent: Wanted | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +78,10 @@ class Desk:
         self._watch = Watch()
         self._unsent: set[str] = set()
         """Nodes whose desired shards may be others than they were last sent."""
-        self._engines: object = None
+        self._for_all: tuple[object, ...] = ()
+        """What is the same for all nodes, as it was sent last."""
+        self._kept: tuple[EngineSpec, ...] = ()
+        self._gateways: tuple[str, ...] = ()
         self._held_until_s = plane.now().monotonic_s + HELD_S
         plane.on_settled.append(self.send_out)
 
@@ -107,7 +122,9 @@ class Desk:
         if peer.role == "gateway":
             self.gateways[peer.id] = GatewayDesk(peer)
             # Which table it goes by is known once it has acknowledged one: till then it may send anything anywhere.
-            self._plane.put_gateway(Gateway(id=peer.id, connected=True, heard_at_s=now.monotonic_s))
+            address, _, _ = peer.address.rpartition(":")
+            known = Gateway(id=peer.id, connected=True, heard_at_s=now.monotonic_s, address=address.strip("[]"))
+            self._plane.put_gateway(known)
             self._plane.note("gateway.connected", peer.id, f"connected from {peer.address}")
             return
         self.nodes[peer.id] = NodeDesk(peer)
@@ -166,13 +183,18 @@ class Desk:
         cluster = self._plane.cluster
         changed = self._watch.look(cluster)
         self._unsent |= changed.nodes
-        if cluster.catalog.engines is not self._engines:
-            self._unsent |= self.nodes.keys()
-            self._engines = cluster.catalog.engines
+        self._look_at_what_all_get(cluster)
         self._table.follow(cluster, self._plane.keys, changed.models)
         self._send_routes(cluster)
         self._send_desired(cluster)
         self._forget_gateways(cluster)
+
+    def _look_at_what_all_get(self, cluster: Cluster) -> None:
+        self._kept, self._gateways = builds_kept(cluster), gateway_addresses(cluster)
+        for_all = (cluster.catalog.engines, self._kept, self._gateways)
+        if for_all != self._for_all:
+            self._for_all = for_all
+            self._unsent |= self.nodes.keys()
 
     def _send_routes(self, cluster: Cluster) -> None:
         table, held = self._table, self._is_held(cluster)
@@ -224,7 +246,8 @@ class Desk:
         if desk is None:
             return False
         here = {replica_id: cluster.replicas[replica_id] for replica_id in self._watch.here.get(node_id, ())}
-        wanted = (desired(replace(cluster, replicas=here), node_id), cluster.catalog.engines)
+        shards = desired(replace(cluster, replicas=here), node_id)
+        wanted = Wanted(shards, builds_for(cluster, here.values()), self._kept, self._gateways)
         if wanted == desk.sent:
             return False
         desk.sent = wanted
@@ -234,8 +257,10 @@ class Desk:
                 epoch=self._plane.epoch,
                 session=desk.peer.session,
                 revision=desk.revision,
-                shards=wanted[0],
-                engines=wanted[1],
+                shards=wanted.shards,
+                engines=wanted.engines,
+                engines_kept=wanted.engines_kept,
+                gateways=wanted.gateways,
             )
         )
         return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmgw.cluster.actions import Note
-from llmgw.cluster.model import Instant, Node, NodeState, Vitals
+from llmgw.cluster.model import Instant, Node, NodeState
 from llmgw.cluster.news import engine_news, inventory_news
+from llmgw.cluster.wording import size
 from llmgw.link.messages import Heartbeat, Hello, Observed
 
 
@@ -62,8 +63,9 @@ def heartbeat(old: Node, frame: Heartbeat, now: Instant) -> Folded:
     node = replace(old, heard_at_s=now.monotonic_s, vitals=vitals)
     if vitals is None or old.vitals is None or vitals.memory_bytes == old.vitals.memory_bytes:
         return Folded(node)
-    note = Note("node.changed", node.id, f"memory {_gib(old.vitals)} -> {_gib(vitals)}")
-    return Folded(node, (note,))
+    words = f"node {node.id}: memory {size(old.vitals.memory_bytes)} -> {size(vitals.memory_bytes)}"
+    # Written down, though vitals are not: the node may qualify for more by it.
+    return Folded(node, (Note("node.changed", node.id, words),), lasting=True)
 
 
 def gone(old: Node, session: int) -> Node:
@@ -83,7 +85,3 @@ def _news(old: Node | None, new: Node) -> tuple[Note, ...]:
     before = old.engines if old is not None else ()
     notes += [Note("node.engine", new.id, words) for words in engine_news(before, new.engines)]
     return tuple(notes)
-
-
-def _gib(vitals: Vitals) -> str:
-    return f"{vitals.memory_bytes / 2**30:.1f} GiB"

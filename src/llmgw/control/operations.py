@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmgw.cluster import drain as draining
-from llmgw.cluster import rolling
+from llmgw.cluster import engines, rolling
 from llmgw.cluster.actions import Note, PutBrake, PutDrain, RemoveDrain
 from llmgw.cluster.model import Brake, Cluster, Drain, DrainState, Node, NodeState
 from llmgw.cluster.wording import count
-from llmgw.control.errors import ApiError
+from llmgw.control.errors import ApiError, not_found
 from llmgw.control.names import model_named, node_named, running_model_named
 from llmgw.control.plane import Plane
 
@@ -104,6 +104,26 @@ async def restart_model(plane: Plane, name: str, *, allow_downtime: bool) -> tup
         return model, replicas
 
     return await plane.ask(act)
+
+
+async def roll_back_engine(plane: Plane, name: str, *, reset: bool) -> None:
+    """Have the version before the file's be in effect; with ``reset`` the file's again."""
+
+    async def act() -> None:
+        cluster = plane.cluster
+        if cluster.catalog.engine(name) is None:
+            raise not_found("engine", name, [spec.name for spec in cluster.catalog.engines])
+        try:
+            actions = (
+                engines.reset(cluster, name, plane.now())
+                if reset
+                else engines.roll_back(cluster, name, "an operator asked for it", plane.now())
+            )
+        except engines.CantRollBack as error:
+            raise ApiError(409, "no_rollback", str(error), "llmgw ctl engines shows every version") from error
+        await plane.carry_out(actions)
+
+    await plane.ask(act)
 
 
 async def release_brake(plane: Plane) -> Brake:

@@ -22,12 +22,14 @@ from llmgw.cluster.actions import (
     CountReplica,
     Note,
     PutDrain,
+    PutEngine,
     PutNode,
     PutReplica,
     RemoveDrain,
     RemoveReplica,
 )
 from llmgw.cluster.catalog import Catalog
+from llmgw.cluster.engines import told_versions, with_file
 from llmgw.cluster.model import Cluster, Gateway, Instant, Node
 from llmgw.cluster.news import now_qualifies
 from llmgw.cluster.reconcile import apply, next_wake_s, reconcile
@@ -63,6 +65,7 @@ class _Doubtful:
     nodes: set[str] = field(default_factory=set)
     replicas: set[str] = field(default_factory=set)
     drains: set[str] = field(default_factory=set)
+    engines: set[str] = field(default_factory=set)
     scale: set[str] = field(default_factory=set)
     """Models of which an override may have been written. These and the keys are put right before anything else is."""
     keys: dict[str, ApiKey] = field(default_factory=dict)
@@ -72,19 +75,24 @@ class _Doubtful:
         self.nodes |= {node.id for node in change.nodes} | set(change.removed_nodes)
         self.replicas |= {replica.id for replica in change.replicas} | set(change.removed_replicas)
         self.drains |= {drain.node for drain in change.drains} | set(change.removed_drains)
+        self.engines |= {history.name for history in change.engines}
 
     def clear(self) -> None:
         self.nodes.clear()
         self.replicas.clear()
         self.drains.clear()
+        self.engines.clear()
 
     def __bool__(self) -> bool:
-        return bool(self.nodes or self.replicas or self.drains)
+        return bool(self.nodes or self.replicas or self.drains or self.engines)
 
 
 class Plane:
     """Holds the cluster. ``turn`` is its only writer, ``run`` takes turns for ever; ``tell`` and ``ask`` are how
     others reach it. ``leadership`` has the lead already, and is held on to here: before each turn.
+
+    The catalog of ``cluster`` is the file's, and its engines are as they were stored: what the file says otherwise by
+    now is taken up here.
     """
 
     def __init__(
@@ -127,6 +135,10 @@ class Plane:
         if leadership.lead.taken_over:
             grace_s = max(grace_s, GRACE_AFTER_ANOTHER_LEADER_S)
         self.cluster = replace(cluster, grace_until_s=now_s + grace_s, tables_settled_at_s=now_s + cluster.lease_s)
+        self._follow(cluster.catalog)
+        told = told_versions(self.cluster)
+        self.cluster = replace(self.cluster, replicas={**self.cluster.replicas, **told})
+        self._doubtful.replicas |= told.keys()
 
     # -- how others reach it
 
@@ -205,12 +217,24 @@ class Plane:
             self.cluster = replace(self.cluster, grace_until_s=max(grace, self.cluster.grace_until_s))
         self.cluster = replace(
             self.cluster,
-            catalog=catalog,
             suspect_after_s=suspect_after_s,
             lost_after_s=lost_after_s,
             in_flight_s=in_flight_s,
         )
+        self._follow(catalog)
         self._end_overrides(catalog)
+
+    def _follow(self, catalog: Catalog) -> None:
+        """Go by the file's catalog; what of its engines is new is written with the next step."""
+        self.cluster, actions = with_file(self.cluster, catalog, self.now())
+        for action in actions:
+            match action:
+                case PutEngine(history):
+                    self._doubtful.engines.add(history.name)
+                case Note():
+                    self._notes.append(action)
+                case _:
+                    raise AssertionError(f"a file changes engines alone: {action}")
 
     async def carry_out(self, actions: Sequence[Action]) -> None:
         """Store what an operator asked for, then take it up; what follows from it is decided in the same turn."""
@@ -389,13 +413,15 @@ class Plane:
         """The step as it is stored: all that ``actions`` and peers touched, as it is in ``after``."""
         doubtful, now = self._doubtful, self.now()
         nodes = self._lasting | doubtful.nodes | {action.node.id for action in actions if isinstance(action, PutNode)}
-        replicas, drains = set(doubtful.replicas), set(doubtful.drains)
+        replicas, drains, engines = set(doubtful.replicas), set(doubtful.drains), set(doubtful.engines)
         for action in actions:
             match action:
                 case PutReplica(replica):
                     replicas.add(replica.id)
                 case PutDrain(drain):
                     drains.add(drain.node)
+                case PutEngine(history):
+                    engines.add(history.name)
                 case RemoveReplica(name):
                     replicas.add(name)
                 case RemoveDrain(name):
@@ -415,6 +441,7 @@ class Plane:
             removed_replicas=[name for name in sorted(replicas) if name not in after.replicas],
             drains=[after.drains[name] for name in sorted(drains) if name in after.drains],
             removed_drains=[name for name in sorted(drains) if name not in after.drains],
+            engines=[after.engines[name] for name in sorted(engines)],
             replicas_made={action.model: action.made for action in actions if isinstance(action, CountReplica)},
             serials=dict(self._entered),
             events=events,

@@ -146,15 +146,6 @@ class KeyView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineView:
-    name: str
-    version: str
-    node: str
-    state: str
-    words: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayView:
     id: str
     address: str
@@ -351,11 +342,3 @@ def key_view(key: ApiKey) -> KeyView:
         revoked_at=rfc3339(key.revoked_at) if key.revoked_at is not None else None,
         models=key.models,
     )
-
-
-def engine_views(cluster: Cluster) -> list[EngineView]:
-    return [
-        EngineView(name=engine.name, version=engine.version, node=node.id, state=engine.state, words=engine.words)
-        for node in cluster.nodes.values()
-        for engine in node.engines
-    ]
