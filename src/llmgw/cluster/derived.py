@@ -107,9 +107,8 @@ def _peers(cluster: Cluster, replica: Replica) -> tuple[ShardPeer, ...]:
 def gateway_addresses(cluster: Cluster) -> tuple[str, ...]:
     """From where gateways may send requests to engines on other machines. One that is not connected just now serves on
     by the table that it has."""
-    return tuple(
-        sorted({gateway.address for gateway in cluster.gateways.values() if not _is_loopback(gateway.address)})
-    )
+    named = {address for gateway in cluster.gateways.values() for address in gateway.addresses}
+    return tuple(sorted(address for address in named if not _is_loopback(address)))
 
 
 def _is_loopback(address: str) -> bool:

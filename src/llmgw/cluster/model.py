@@ -441,8 +441,8 @@ class Gateway:
     may_send: frozenset[str] | None = None
     """Replicas in the table that it acknowledged last, or in one that was sent to it since; None: it has not
     acknowledged one in this session."""
-    address: str = ""
-    """From which it was last connected, without the port: requests come from there."""
+    addresses: tuple[str, ...] = ()
+    """From which its requests may come: the one that it last dialled in from, and all others of its machine."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """By replica id: those with requests in flight, and those that left its table a short while ago."""
 

@@ -123,7 +123,8 @@ class Desk:
             self.gateways[peer.id] = GatewayDesk(peer)
             # Which table it goes by is known once it has acknowledged one: till then it may send anything anywhere.
             address, _, _ = peer.address.rpartition(":")
-            known = Gateway(id=peer.id, connected=True, heard_at_s=now.monotonic_s, address=address.strip("[]"))
+            addresses = (address.strip("[]"), *peer.hello.addresses)
+            known = Gateway(id=peer.id, connected=True, heard_at_s=now.monotonic_s, addresses=addresses)
             self._plane.put_gateway(known)
             self._plane.note("gateway.connected", peer.id, f"connected from {peer.address}")
             return

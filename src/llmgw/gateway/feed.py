@@ -20,6 +20,7 @@ import structlog
 from llmgw.gateway.gateway import Gateway
 from llmgw.gateway.settings import GatewaySettings
 from llmgw.gateway.table import TableFile
+from llmgw.link.addresses import read_addresses
 from llmgw.link.client import ClientIdentity, LinkClient, LinkState
 from llmgw.link.messages import Hello, Routes, RoutesAck, TrafficReport
 from llmgw.version import VERSION
@@ -137,6 +138,7 @@ class Feed:
             boot_id=_first_line(Path("/proc/sys/kernel/random/boot_id")),
             instance=self._instance,
             routes_version=self._standing.version,
+            addresses=tuple(sorted({address.ip for address in read_addresses()})),
         )
 
     def _on_frame(self, frame: object) -> None:

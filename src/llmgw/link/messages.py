@@ -45,6 +45,8 @@ class Hello:
     weights: tuple[str, ...] = ()
     routes_version: int = 0
     """The routing table that a gateway holds; 0: none."""
+    addresses: tuple[str, ...] = ()
+    """All addresses of a gateway's machine: it may reach engines from another one than it dials in from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.agent.discovery.addresses import Address, interface_name, parse_addresses, read_addresses
 from llmgw.agent.discovery.network import Management, find_management, parse_server, source_address
 from llmgw.agent.discovery.settings import DiscoverySettings
+from llmgw.link.addresses import Address, interface_name, parse_addresses, read_addresses
 
 NO_SUCH_NAME = "no-such-host.invalid"
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from llmgw.agent.discovery.addresses import Address, interface_name, read_addresses
 from llmgw.agent.discovery.bounded import Gate, StillHanging
 from llmgw.agent.discovery.settings import DiscoverySettings
+from llmgw.link.addresses import Address, interface_name, read_addresses
 
 DEFAULT_PORT = 7443
 _RESOLVE_LIMIT_S = 5.0
