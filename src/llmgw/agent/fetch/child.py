@@ -37,15 +37,20 @@ class Ended:
 
 @contextlib.asynccontextmanager
 async def started(
-    argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None, merged: bool = False
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str | None = None,
+    merged: bool = False,
+    stdin: int = asyncio.subprocess.DEVNULL,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs ``argv`` while the block does; what is left of its group then is killed. Raises OSError.
 
-    ``merged`` sends stderr where stdout goes.
+    ``merged`` sends stderr where stdout goes; ``stdin`` is a descriptor that the program reads from.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *argv),
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT if merged else asyncio.subprocess.PIPE,
         env=dict(env),

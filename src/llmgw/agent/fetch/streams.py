@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import zstandard
 
@@ -124,7 +124,9 @@ def _xz(start: bytes, stream: Counted) -> Iterator[bytes]:
 def _zst(start: bytes, stream: Counted) -> Iterator[bytes]:
     whole = _Again(start, stream)
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MEMORY_BYTES)
-    with decompressor.stream_reader(whole, read_size=_READ_BYTES, read_across_frames=True, closefd=False) as reader:
+    with decompressor.stream_reader(
+        cast(BinaryIO, whole), read_size=_READ_BYTES, read_across_frames=True, closefd=False
+    ) as reader:
         while True:
             try:
                 piece = reader.read(PIECE_BYTES)

@@ -116,10 +116,10 @@ class TarReader:
 
     def _some(self, limit: int) -> memoryview:
         while not self._piece:
-            piece = next(self._pieces, None)
-            if piece is None:
+            following = next(self._pieces, None)
+            if following is None:
                 raise BadArchive(f"it ends in the middle, {self.where}: it was cut short")
-            self._piece = memoryview(piece)
+            self._piece = memoryview(following)
         piece, self._piece = self._piece[:limit], self._piece[limit:]
         return piece
 

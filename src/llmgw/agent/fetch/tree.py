@@ -27,6 +27,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
 _CHECK_ROOM_BYTES = 1 << 20
 
+STAGING = ".unpacking-"
+"""Begins the name of the folder that is filled, before it is merged into the target."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,7 +39,7 @@ class Tree:
     def __init__(self, target: Path) -> None:
         """``target`` must be there, and nobody else's. Raises OSError."""
         self._target = target
-        self._staging = target / f".unpacking-{os.getpid()}"
+        self._staging = target / f"{STAGING}{os.getpid()}"
         self._names = {""}
         self._open: tuple[str, int] | None = None
         self._files: list[str] = []

@@ -182,4 +182,4 @@ def _check_local(file: IO[bytes], info: zipfile.ZipInfo) -> int:
         same = same and all(mine in (_ZIP64, theirs) for mine, theirs in stated)
     if not same:
         raise BadArchive(f"{name!r} says something else of itself than the table of contents")
-    return _LOCAL.size + name_bytes + extra_bytes
+    return _LOCAL.size + int(name_bytes) + int(extra_bytes)
