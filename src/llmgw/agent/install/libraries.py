@@ -63,15 +63,20 @@ async def require_libraries(
     ``cards`` False: this machine has no graphics cards, and ``others`` may lack what only those bring, since what can't
     be loaded is left out by the program. Raises NotProved, with the OS packages that bring what is missing.
     """
-    linkage = await _look((program, *others))
+    linkage = await linkage_of((program, *others))
     if linkage.too_old is not None:
-        raise NotProved(_too_old(program, linkage.too_old))
+        raise NotProved(too_old_for(program, linkage.too_old))
     missing = {
-        name: files for name, files in linkage.missing.items() if cards or program in files or not _OF_CARDS.match(name)
+        name: files for name, files in linkage.missing.items() if cards or program in files or not is_of_cards(name)
     }
     if missing:
         raise await lacking({name: files[0] for name, files in missing.items()}, system)
     return frozenset(linkage.found)
+
+
+def is_of_cards(name: str) -> bool:
+    """Whether only a graphics card's own software brings this library."""
+    return _OF_CARDS.match(name) is not None
 
 
 async def lacking(libraries: dict[str, Path], system: System | None = None) -> NotProved:
@@ -90,7 +95,7 @@ async def why_not_started(what: str, output: str, program: Path) -> NotProved | 
     if names:
         return await lacking(dict.fromkeys(names, program))
     if too_old := _TOO_OLD.search(output):
-        return NotProved(f"{what}: {_too_old(program, too_old[1])}")
+        return NotProved(f"{what}: {too_old_for(program, too_old[1])}")
     return None
 
 
@@ -105,8 +110,8 @@ def beside(program: Path) -> list[Path]:
     return list(libraries.values())
 
 
-async def _look(files: Sequence[Path]) -> Linkage:
-    """Nothing is known, and so nothing missing, where this system has no ldd."""
+async def linkage_of(files: Sequence[Path]) -> Linkage:
+    """What the loader says of ``files``. Where this system has no ldd nothing is known, and so nothing missing."""
     whole = Linkage()
     ldd = shutil.which("ldd")
     for start in range(0, len(files) if ldd else 0, _AT_ONCE):
@@ -120,7 +125,7 @@ async def _look(files: Sequence[Path]) -> Linkage:
     return whole
 
 
-def _too_old(program: Path, symbols: str) -> str:
+def too_old_for(program: Path, symbols: str) -> str:
     return f"{program} needs {symbols}, which is newer than what this system has: use a build for this system"
 
 
