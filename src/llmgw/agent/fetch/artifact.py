@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a source is reached, where the machine's configuration says more than proxy variables and SSL_CERT_FILE."""
+
+    ca: Path | None = None
+    """A bundle or a folder of authorities, instead of the machine's own."""
+    client_cert: Path | None = None
+    """A file with a certificate and its key, for sources that ask for one."""
+    proxy: str | None = field(default=None, repr=False)
+    """For every host, instead of what the environment names."""
+    trusted_hosts: tuple[str, ...] = ()
+    """``host`` or ``host:port`` whose certificate is not looked at: the machine's owner said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +35,7 @@ class Artifact:
     """None: not known before the download begins."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What the source wants to be sent (authorization); never sent on to another host."""
+    access: Access = Access()
 
 
 class FetchFailed(Exception):

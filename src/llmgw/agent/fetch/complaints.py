@@ -1,81 +1,102 @@
-"""What pip's complaints mean, in words that say what to do."""
+"""What goes wrong with the network, in words that say where and what to do."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import errno
+import socket
+import ssl
+from urllib.parse import urlsplit
 
-_GOT = re.compile(r"\bGot\s+([0-9a-f]{64})")
-_FROM_VERSIONS = re.compile(r"\(from versions: (.*)\)")
+import aiohttp
 
-_NETWORK = (
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "its certificate is not trusted here: name the authority in pip's configuration (cert)",
-    ),
-    ("ProxyError", "the proxy refused or did not answer: look at HTTPS_PROXY and pip's configuration"),
-    ("Name or service not known", "its name can't be resolved"),
-    ("Temporary failure in name resolution", "its name can't be resolved: name resolution does not answer"),
-    ("nodename nor servname", "its name can't be resolved"),
-    ("Connection refused", "the connection was refused"),
-    ("Network is unreachable", "the network is unreachable"),
-    ("No route to host", "there is no route to it"),
-    ("ConnectTimeoutError", "it did not take the connection in time"),
-    ("ReadTimeoutError", "it stopped answering"),
-    ("RemoteDisconnected", "it closed the connection"),
-    ("ConnectionResetError", "it broke the connection"),
-    ("IncompleteRead", "it broke the connection in the middle of the file"),
-    ("incomplete-download", "it broke the connection in the middle of the file"),
-    ("ProtocolError", "it broke the connection"),
-    ("too many 5", "it answers with server errors"),
-    ("Connection interrupted", "it broke the connection in the middle of the file"),
-    ("Max retries exceeded", "it can't be reached"),
-)
+from llmgw.agent.fetch.artifact import FetchFailed
 
-_HTTP_ERROR = re.compile(r"\b([45]\d\d) (?:Client|Server) Error: ([^\n]*?) for url")
+_ERRNO = {
+    errno.ECONNREFUSED: "the connection was refused",
+    errno.ENETUNREACH: "the network is unreachable",
+    errno.EHOSTUNREACH: "there is no route to it",
+    errno.ECONNRESET: "it broke the connection",
+    errno.EPIPE: "it broke the connection",
+    errno.ETIMEDOUT: "it did not take the connection in time",
+}
 
 
-def explain(what: str, sha256: str | None, lines: Sequence[str], end: str) -> str:
-    """Why ``what`` could not be had, from what pip wrote on stderr. ``end`` says how pip ended."""
-    text = "\n".join(lines)
-    if "DO NOT MATCH THE HASHES" in text:
-        got = _GOT.search(text)
-        return wrong_hash(what, sha256 or "of the index", got[1] if got else "another")
-    if "No space left on device" in text:
-        return f"the disk became full while {what} was downloaded: make room under the agent's folders"
-    if "Disk quota exceeded" in text:
-        return f"the disk quota was used up while {what} was downloaded"
-    if "No module named pip" in text:
-        return "the Python that runs llmgw has no pip: install llmgw again"
-    versions = _FROM_VERSIONS.search(text)
-    if versions is not None and versions[1] != "none":
-        return f"the package index has no {what}; it has {versions[1]}"
-    if refused := _HTTP_ERROR.search(text):
+class Broken(Exception):
+    """The network or the server failed, and may do better at the next try; the message says how."""
+
+
+def shown(url: str) -> str:
+    """A URL without what may be secret in it: no user, no password, no query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "a URL that can't be read"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else parts.path
+
+
+def host_of(url: str) -> str:
+    """Who serves ``url``, for people: ``mirror.lab:8443``, or the file's path."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] or parts.path
+
+
+def explain(error: Exception, url: str, proxy: str | None = None) -> Broken | FetchFailed:
+    """The error to raise for a request of ``url`` that got no answer, or lost it."""
+    host = host_of(url)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError | ssl.SSLError):
+        return FetchFailed(_tls(error, host))
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        hint = ": look at the credentials in HTTPS_PROXY" if error.status == 407 else ""
+        return FetchFailed(f"the proxy {_proxy(proxy)} answered {error.status} ({error.message}) for {host}{hint}")
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return Broken(f"the proxy {_proxy(proxy)} can't be reached ({_os(error.os_error)}): look at HTTPS_PROXY")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Broken(f"{host} can't be reached: {_os(error.os_error)}")
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return Broken(f"{host} closed the connection without an answer")
+    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError):
+        return Broken(f"{host} broke the connection")
+    if isinstance(error, aiohttp.ClientError):
+        return Broken(f"{host} answers with what is not HTTP: {str(error) or type(error).__name__}"[:300])
+    if isinstance(error, OSError):
+        return Broken(f"{host}: {_os(error)}")
+    return FetchFailed(f"{shown(url)} can't be asked: {error}")
+
+
+def refusal(status: int, reason: str, what: str, url: str) -> Broken | FetchFailed:
+    """What an HTTP status that brings nothing means for ``what``."""
+    said = f"{host_of(url)} answered {status} ({reason.strip() or 'no reason'}) when asked for {what}"
+    if status in (408, 425, 429) or status >= 500:
+        return Broken(said)
+    if status in (401, 403):
+        return FetchFailed(f"{said}: it wants credentials, or others than it was given")
+    if status == 407:
+        return FetchFailed(f"{said}: the proxy wants credentials (HTTPS_PROXY)")
+    if status in (404, 410):
+        return FetchFailed(f"{said}: there is no such file at {shown(url)}")
+    return FetchFailed(said)
+
+
+def _tls(error: Exception, host: str) -> str:
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    if isinstance(inner, ssl.SSLCertVerificationError):
         return (
-            f"the package index answered {refused[1]} ({refused[2].strip()}) when asked for {what}{_hint(refused[1])}"
+            f"the certificate of {host} is not trusted here ({inner.verify_message}): name the authority that "
+            "signed it in SSL_CERT_FILE, or for a package index in pip's configuration (cert)"
         )
-    if reason := network(lines):
-        return f"the package index can't be reached for {what}: {reason}"
-    if "No matching distribution found" in text:
-        return f"the package index has no {what} that this Python can take, nor any other version of it"
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return f"pip could not get {what}: {last.strip() or end}"
+    reason = getattr(inner, "reason", None) or str(inner)
+    return f"no TLS with {host} ({reason}): is it an https:// address?"
 
 
-def network(lines: Sequence[str]) -> str | None:
-    """What is the matter with the network, where it is the network."""
-    text = "\n".join(lines)
-    return next((words for sign, words in _NETWORK if sign in text), None)
+def _proxy(proxy: str | None) -> str:
+    return shown(proxy) if proxy else "of the configuration"
 
 
-def wrong_hash(what: str, expected: str, got: str) -> str:
-    return (
-        f"{what} from the package index is not the file that this release was checked against: "
-        f"sha256 {expected} was expected and {got} came; nothing was installed. If a mirror serves it, mend the mirror"
-    )
-
-
-def _hint(status: str) -> str:
-    if status in ("401", "403", "407"):
-        return ": look at the credentials in pip's configuration"
-    return ""
+def _os(error: OSError | None) -> str:
+    if isinstance(error, socket.gaierror):
+        if error.errno == socket.EAI_AGAIN:
+            return "its name can't be resolved: name resolution does not answer"
+        return "its name can't be resolved"
+    if error is None:
+        return "the connection failed"
+    return _ERRNO.get(error.errno or 0, (error.strerror or str(error)).lower() or "the connection failed")

