@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.cluster.lab import eventually
 from tests.cluster.net.lab import TWO_NODES, NetLab
@@ -37,7 +38,7 @@ def test_strangers_do_not_get_through(build: Callable[..., NetLab]) -> None:
     lab.server()
     agents = {name: lab.agent(name) for name in NODES}
     lab.with_models(wanted)
-    replica, key = lab.ready(), lab.key()
+    replica, key = lab.ready("wide"), lab.key()
     leader, worker = (lab.machines[place["node"]] for place in replica["placements"])
     (outsider,) = (lab.machines[name] for name in NODES if lab.machines[name] not in (leader, worker))
     address, _, text = replica["endpoint"].rpartition(":")
@@ -46,7 +47,7 @@ def test_strangers_do_not_get_through(build: Callable[..., NetLab]) -> None:
     assert {port, meeting} <= leader.listening()
 
     def guarded() -> None:
-        assert ask(lab, key).status_code == 200
+        assert ask(lab, key, model="wide").status_code == 200
         assert dial(lab.head, address, port) == ""
         assert dial(worker, address, meeting) == ""
         assert dial(outsider, address, port) == "Connection refused"
@@ -72,11 +73,11 @@ def test_no_key_stands_in_a_command_line(build: Callable[..., NetLab]) -> None:
     lab.server()
     for name in NODES[:2]:
         lab.agent(name)
-    replica = lab.ready()
+    replica = lab.ready("wide")
     leader = lab.machines[replica["placements"][0]["node"]]
     (remembered,) = (leader.folder / "work" / "wanted").glob("*.json")
     key = remembered.read_text().partition('"api_key":"')[2].partition('"')[0]
     assert len(key) > 20
-    lines = [leader.run("cat", f"/proc/{pid}/cmdline") for pid in leader.pids_inside()]
+    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in leader.pids()]
     assert any("llmgw.simulator" in line for line in lines)
     assert not [line for line in lines if key in line]
