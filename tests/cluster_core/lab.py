@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from llmgw.cluster import drain as drains
-from llmgw.cluster.actions import Note, PutDrain, RemoveDrain
+from llmgw.cluster.actions import Action, Note, PutDrain, RemoveDrain
 from llmgw.cluster.beside import nodes_of
-from llmgw.cluster.catalog import Catalog, ModelSpec
+from llmgw.cluster.catalog import Catalog, EngineSpec, ModelSpec
+from llmgw.cluster.engines import with_file
 from llmgw.cluster.lifecycle import stands
 from llmgw.cluster.model import (
     Cluster,
     DesiredShard,
     Drain,
     DrainState,
+    EngineOnNode,
     Exit,
     Fabric,
     Gateway,
@@ -90,8 +92,16 @@ def on_fabric(name: str, *fabrics: str, gpus: int) -> Node:
 class Lab:
     """Nodes, gateways and a control plane, driven by hand."""
 
-    def __init__(self, nodes: Iterable[Node], models: Iterable[ModelSpec], doors: Iterable[str] = ("gw",)) -> None:
-        self.state: Cluster = cluster(nodes, models)
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        models: Iterable[ModelSpec],
+        doors: Iterable[str] = ("gw",),
+        *,
+        engines: Iterable[EngineSpec] = (),
+    ) -> None:
+        file = Catalog(models=tuple(models), engines=tuple(engines))
+        self.state: Cluster = with_file(cluster(nodes), file, NOW)[0]
         self.now = NOW
         self.engines: dict[str, dict[str, Engine]] = {name: {} for name in self.state.nodes}
         self.doors = {name: Door() for name in doors}
@@ -215,8 +225,22 @@ class Lab:
         self._node(name, inventory=inventory)
         self.settle()
 
-    def edit(self, *models: ModelSpec) -> None:
-        self.state = replace(self.state, catalog=Catalog(models=models))
+    def edit(self, *models: ModelSpec, engines: Iterable[EngineSpec] = ()) -> None:
+        file = Catalog(models=models, engines=tuple(engines))
+        self.state, actions = with_file(self.state, file, self.now)
+        self.notes += [action for action in actions if isinstance(action, Note)]
+        self.settle()
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """What an operator asked for."""
+        actions = tuple(actions)
+        self.state = apply(self.state, actions)
+        self.notes += [action for action in actions if isinstance(action, Note)]
+        self.settle()
+
+    def install(self, name: str, *engines: EngineOnNode) -> None:
+        """A node says which engines it has now."""
+        self._node(name, engines=engines)
         self.settle()
 
     # -- agents and gateways

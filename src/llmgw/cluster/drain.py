@@ -10,7 +10,7 @@ from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import LEAVING, judged
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Placed, Planner
-from llmgw.cluster.rolling import specs_elsewhere
+from llmgw.cluster.starting import specs_elsewhere
 from llmgw.cluster.wording import count
 
 UNDER_WAY = (MoveState.STARTING, MoveState.SHIFTING, MoveState.FINISHING, MoveState.STOPPING)

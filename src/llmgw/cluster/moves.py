@@ -22,7 +22,7 @@ from llmgw.cluster.model import (
     ReplicaState,
 )
 from llmgw.cluster.quiet import still_sending
-from llmgw.cluster.rolling import specs_elsewhere
+from llmgw.cluster.starting import specs_elsewhere
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import clock, count
 

@@ -42,8 +42,8 @@ from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.quiet import let_go
 from llmgw.cluster.replacing import replace_outgoing
 from llmgw.cluster.returning import decide_on_lost, forgotten_at
-from llmgw.cluster.rolling import ReadyOn, specs_in_place
 from llmgw.cluster.scaling import scale
+from llmgw.cluster.starting import ReadyOn, specs_in_place
 from llmgw.cluster.step import Step
 
 _ROUNDS = 100

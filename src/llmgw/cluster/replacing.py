@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmgw.cluster.beside import Round, nodes_of, original
+from llmgw.cluster.differing import differs
 from llmgw.cluster.drain import may_stop_first
 from llmgw.cluster.lifecycle import RUNNING, is_live, stands, start_draining, stop
 from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
 from llmgw.cluster.moves import carry_on
-from llmgw.cluster.rolling import FAILURES_GIVEN_UP, differs, give_up, reason, roll, specs_beside
+from llmgw.cluster.rolling import give_up, reason, roll
+from llmgw.cluster.starting import FAILURES_GIVEN_UP, specs_beside
 from llmgw.cluster.step import Step
 
 

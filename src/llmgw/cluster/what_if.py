@@ -14,8 +14,9 @@ from llmgw.cluster.lifecycle import away, judged
 from llmgw.cluster.model import Cluster, Instant, Placement, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.refusal import Refusal
-from llmgw.cluster.rolling import ReadyOn, outdated, specs_in_place
+from llmgw.cluster.rolling import outdated
 from llmgw.cluster.scaling import by_model, standing, wanted
+from llmgw.cluster.starting import ReadyOn, specs_in_place
 from llmgw.cluster.supposing import Addition, Changes, NotSupposable, suppose
 from llmgw.cluster.wording import count
 
