@@ -12,6 +12,7 @@ import typer
 from llmgw.cli import drain, engines, node_tables, tables
 from llmgw.cli.admin import Output, OutputOption, Where, admin, show
 from llmgw.cli.cert import app as cert_app
+from llmgw.cli.engine_check import engine_check
 from llmgw.cli.rows import console, fact
 from llmgw.cli.what_if import what_if
 
@@ -29,6 +30,7 @@ ctl.add_typer(brake_app, name="brake")
 for command in (drain.drain, drain.undrain, drain.drains):
     ctl.command()(command)
 ctl.command("what-if")(what_if)
+ctl.command("engine-check")(engine_check)
 
 
 @ctl.callback()

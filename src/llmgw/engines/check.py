@@ -17,6 +17,12 @@ from llmgw.engines.widest import Passed, widest
 _ENDS: Mapping[str, tuple[str, ...]] = {
     "llamacpp": ("--sleep-idle-seconds", "--lora-init-without-apply", "--slot-prompt-similarity", "--spec-default"),
     "vllm": ("--speculative-config", "--structured-outputs-config", "--kv-transfer-config", "--weight-transfer-config"),
+    "sglang": (
+        "--disable-cuda-graph",
+        "--enable-dp-attention",
+        "--monokernel-backend",
+        "--enable-flashinfer-allreduce-fusion",
+    ),
 }
 
 
@@ -32,7 +38,7 @@ class _Span:
 # Only flags that are passed where the help has them, and that are fine to be without.
 _NOT_IN_ALL: Mapping[str, Mapping[str, _Span]] = {
     "vllm": {
-        "--disable-log-requests": _Span(until=(0, 11), why="newer versions log no requests unless they are told to"),
+        "--disable-log-requests": _Span(until=(0, 10), why="newer versions log no requests unless they are told to"),
         "--shutdown-timeout": _Span(since=(0, 18), why="older versions end requests at once when they are stopped"),
     },
     "sglang": {
@@ -41,11 +47,14 @@ _NOT_IN_ALL: Mapping[str, Mapping[str, _Span]] = {
 }
 
 _RELEASE = re.compile(r"\d+(?:\.\d+)+")
+_DEPRECATED = re.compile(r"(?i:\W*deprecated\b)|.*\(DEPRECATED\)")
 _ALIKE = 0.6
 
 
 class State(StrEnum):
     DEFINED = "defined"
+    DEPRECATED = "deprecated"
+    """There, and the help says that it will go."""
     INSTEAD = "instead"
     """Not there, and llmgw passes another flag, which is."""
     LEFT_OUT = "left out"
@@ -160,7 +169,7 @@ def check(engine: Engine, help_text: str, *, version: str = "", others: Mapping[
         found = [looking.answer(flag) for flag in ours]
         cut_short = looking.cut_short(found)
         if cut_short is not None:
-            found = [_unseen(answer) if answer.state is State.MISSING else answer for answer in found]
+            found = [_unseen(answer) if looking.open(answer) else answer for answer in found]
         looked.append(
             Looked(program=program, lines=len(looking.help.lines), flags=looking.definitions, cut_short=cut_short)
         )
@@ -186,8 +195,7 @@ class _Looking:
     def answer(self, flag: Passed) -> Answer:
         defined = self.help.flags.get(flag.name)
         if defined is not None:
-            words = _disagreement(flag, defined)
-            return Answer(flag=flag, state=State.VALUE if words else State.DEFINED, words=words)
+            return _defined(flag, defined)
         stand_in = next((name for name in flag.instead if name in self.help.flags), None)
         if stand_in is not None:
             return Answer(flag=flag, state=State.INSTEAD, words=f"not in this version: llmgw passes {stand_in}")
@@ -205,11 +213,20 @@ class _Looking:
             return "it defines no flag at all"
         if not self.help.documents_itself:
             return "it does not document --help itself, so it is a summary or a part"
-        missing = any(answer.state is State.MISSING for answer in answers)
-        if missing and self._ends and not any(name in self.help.flags for name in self._ends):
+        ends = not self._ends or any(name in self.help.flags for name in self._ends)
+        if not ends and any(self.open(answer) for answer in answers):
             last = max(self.help.flags.values(), key=lambda flag: flag.line)
-            return f"after {last.names[-1]} in line {last.line} of {len(self.help.lines)} its usual end does not come"
+            return (
+                f"it stops after {last.names[-1]} (line {last.line}), and the flags that stand at the end of every "
+                f"help of {self._engine} so far are not there"
+            )
         return None
+
+    def open(self, answer: Answer) -> bool:
+        """Whether more of the help could answer otherwise: it is not there, or in a last line that may not be whole."""
+        defined = self.help.flags.get(answer.flag.name)
+        last = defined is not None and defined.line == len(self.help.lines)
+        return answer.state is State.MISSING or (answer.state is State.VALUE and last)
 
     def _fine_without(self, flag: Passed) -> str:
         span = _NOT_IN_ALL.get(self._engine, {}).get(flag.name)
@@ -232,10 +249,20 @@ class _Looking:
         line = self.help.mention(flag.name)
         words = [lacking if line is None else f"{lacking} (only mentioned, in line {line})"]
         if nearest:
-            alike = _likeness(flag.name, nearest[0]) >= _ALIKE
-            words.append(f"the nearest is {nearest[0]}" + ("" if alike else ", which is hardly alike"))
+            alike = "" if _likeness(flag.name, nearest[0]) >= _ALIKE else ", which is hardly alike"
+            there = self.help.flags[nearest[0]]
+            words.append(f"the nearest is {nearest[0]} (line {there.line}: {there.definition}){alike}")
         words.append("llmgw would go without it" if flag.asked else "the program would refuse to start")
         return "; ".join(words)
+
+
+def _defined(flag: Passed, defined: Flag) -> Answer:
+    if words := _disagreement(flag, defined):
+        return Answer(flag=flag, state=State.VALUE, words=words)
+    if _DEPRECATED.match(defined.description):
+        words = f"its line {defined.line} says: {defined.description}"
+        return Answer(flag=flag, state=State.DEPRECATED, words=words)
+    return Answer(flag=flag, state=State.DEFINED, words="")
 
 
 def _disagreement(flag: Passed, defined: Flag) -> str:
@@ -256,7 +283,9 @@ def _disagreement(flag: Passed, defined: Flag) -> str:
 
 
 def _unseen(answer: Answer) -> Answer:
-    return Answer(flag=answer.flag, state=State.UNSEEN, words="not seen, and the help may be cut off")
+    return Answer(
+        flag=answer.flag, state=State.UNSEEN, words="not there as far as the help goes, and it may be cut off"
+    )
 
 
 def _named(answer: Answer) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-_NAME = re.compile(r"--?[A-Za-z0-9][A-Za-z0-9_-]*")
+FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9_-]*|--[0-9][A-Za-z0-9_-]*")
+"""A flag's name and nothing else; ``-1`` is a value."""
 _WITH_NO_FORM = re.compile(r"--\[no-?\]-?([A-Za-z0-9][A-Za-z0-9_-]*)")
 # llama-server pads after the comma of a short name ("-t,    --threads N"): that run of blanks ends nothing.
 _END_OF_DEFINITION = re.compile(r"(?<![,\s])\s{2,}")
@@ -35,6 +36,11 @@ class Flag:
     """Where it is defined, counted from 1."""
 
     @property
+    def definition(self) -> str:
+        """As a help writes it: ``-c, --ctx-size N``."""
+        return " ".join([", ".join(self.names), *([self.metavar] if self.metavar else [])])
+
+    @property
     def takes_value(self) -> bool:
         return self.metavar is not None
 
@@ -42,7 +48,7 @@ class Flag:
     def needs_value(self) -> bool:
         """False too for one that may stand alone: argparse's ``[N]`` and ``[N ...]``.
 
-        ``[on|off|auto]`` (llama-server) and ``['mp', 'ray']`` (vLLM) are choices: bare, they would swallow what follows.
+        ``[on|off|auto]`` (llama-server) and ``['mp', 'ray']`` (vLLM) are choices: bare, they swallow what follows.
         """
         return self.metavar is not None and _OPTIONAL.fullmatch(self.metavar) is None
 
@@ -121,7 +127,7 @@ def _is_definition(line: str) -> bool:
     if not text.startswith("-"):
         return False
     first = re.split(r"[\s,]", text, maxsplit=1)[0]
-    return _NAME.fullmatch(first) is not None or _WITH_NO_FORM.fullmatch(first) is not None
+    return FLAG.fullmatch(first) is not None or _WITH_NO_FORM.fullmatch(first) is not None
 
 
 def _flag(line: int, definition: str, description: str) -> Flag | None:
@@ -129,7 +135,7 @@ def _flag(line: int, definition: str, description: str) -> Flag | None:
     metavar: str | None = None
     for part in _BETWEEN_NAMES.split(definition):
         name, _, value = part.strip().partition(" ")
-        if _NAME.fullmatch(name):
+        if FLAG.fullmatch(name):
             names.append(name)
         elif both := _WITH_NO_FORM.fullmatch(name):
             names += [f"--{both[1]}", f"--no-{both[1]}"]
