@@ -22,7 +22,7 @@ from llmgw.agent.install.environment import prove_environment
 from llmgw.agent.install.locks import lock_for
 from llmgw.agent.install.program import Program
 from llmgw.agent.install.recipe import RecipeFailed, Say
-from llmgw.agent.install.uv import UvFailed, run_uv
+from llmgw.agent.install.uv import STALL_S, UvFailed, run_uv
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.model import EngineState, Inventory
 from llmgw.engines.python_locks import Lock
@@ -92,7 +92,7 @@ class PythonRecipe:
         (partial / LOCK).write_text(self.lock.text, encoding="utf-8")
         arguments = ["pip", "install", "--python", "bin/python", "--no-deps", "--require-hashes"]
         arguments += ["--only-binary", ":all:", "--link-mode", "hardlink", "--compile-bytecode", "--requirement", LOCK]
-        await run_uv(arguments, env=env, cwd=partial, progress=_Words(self.lock, say))
+        await run_uv(arguments, env=env, cwd=partial, progress=_Words(self.lock, say), stall_s=STALL_S)
 
     def _python(self) -> str:
         own = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -33,6 +33,7 @@ def sweep(cache: Path, stopped: Callable[[], bool] = lambda: False) -> int:
         if archive.is_dir() and not _linked(archive):
             shutil.rmtree(archive, ignore_errors=True)
             gone += 1
+    _forget_lost(cache)
     return gone
 
 
@@ -45,6 +46,16 @@ def forget(cache: Path, damaged: Iterable[Path], environment: Path) -> None:
             twin = archive / path.relative_to(site)
             if twin.exists() and (not path.exists() or twin.samefile(path)):
                 shutil.rmtree(archive, ignore_errors=True)
+    _forget_lost(cache)
+
+
+def _forget_lost(cache: Path) -> None:
+    """Wheels that did not come from an index uv takes for unpacked as long as it has a note that they are."""
+    for link in cache.glob("wheels-v*/**/*"):
+        if link.is_symlink() and not link.exists():
+            for note in (".rev", ".http"):
+                link.with_name(f"{link.name}{note}").unlink(missing_ok=True)
+            link.unlink()
 
 
 def _linked(archive: Path) -> bool:
