@@ -13,7 +13,7 @@ import pytest
 
 from llmgw.agent.discovery.system import OsRelease
 from llmgw.agent.install.faults import MissingLibrary, NotProved
-from llmgw.agent.install.heal import healed
+from llmgw.agent.install.heal import Healer
 from llmgw.agent.install.packages import OsPackages, PackagesFailed, PackagesNotAllowed
 from llmgw.agent.install.providers import System
 from llmgw.cluster.model import EngineState
@@ -226,44 +226,45 @@ async def test_a_system_without_either_tool_says_so(tmp_path: Path) -> None:
         await here.install(["libgomp1"], Words())
 
 
-def lacking(apt: AptRoot) -> Callable[[], object]:
-    missing = MissingLibrary(name="libfoo.so.1", wanted_by=Path("/opt/server"), package="libfoo1")
-    if not (apt.root / LIBRARY).exists():
-        raise NotProved("libfoo.so.1 can't be found", (missing,))
-    return lambda: None
+def lacking(package: str | None) -> NotProved:
+    return NotProved(
+        "libfoo.so.1 can't be found",
+        (MissingLibrary(name="libfoo.so.1", wanted_by=Path("/opt/server"), package=package),),
+    )
 
 
 @needs_apt
-async def test_what_is_missing_is_installed_and_it_is_proved_again(apt: AptRoot) -> None:
+async def test_what_is_missing_is_installed(apt: AptRoot) -> None:
     said: list[tuple[EngineState, str]] = []
-
-    async def prove() -> str:
-        lacking(apt)
-        return "proved"
-
-    assert await healed(prove, packages(apt), lambda state, words: said.append((state, words))) == "proved"
+    healer = Healer(packages(apt))
+    assert await healer.mend(lacking("libfoo1"), lambda state, words: said.append((state, words)))
+    assert (apt.root / LIBRARY).exists()
     assert said[0] == (EngineState.OS_PACKAGES, "installing libfoo1 (apt-get)")
     assert said[-1] == (EngineState.PROVING, "proving it again, now with libfoo1")
 
 
 @needs_apt
-async def test_a_package_that_does_not_help_is_installed_once(apt: AptRoot) -> None:
-    missing = MissingLibrary(name="libodd.so.1", wanted_by=Path("/opt/server"), package="libfoo1")
+async def test_a_package_that_does_not_help_is_not_installed_over_and_over(apt: AptRoot) -> None:
+    healer = Healer(packages(apt))
+    assert await healer.mend(lacking("libfoo1"), lambda state, words: None)
+    with pytest.raises(NotProved, match=r"can't be found; libfoo1 was installed for it 0 minutes ago"):
+        await healer.mend(lacking("libfoo1"), lambda state, words: None)
+    again = Healer(packages(apt), again_s=0.0)
+    for _ in range(2):
+        assert await again.mend(lacking("libfoo1"), lambda state, words: None)
 
-    async def prove() -> None:
-        raise NotProved("libodd.so.1 can't be found", (missing,))
 
-    with pytest.raises(NotProved, match="can't be found, although libfoo1 was installed just now"):
-        await healed(prove, packages(apt), lambda state, words: None)
+@needs_apt
+async def test_what_can_not_be_installed_is_said_beside_what_is_missing(apt: AptRoot) -> None:
+    with pytest.raises(NotProved, match=r"^libfoo\.so\.1 can't be found; apt-get install libodd1 ended") as caught:
+        await Healer(packages(apt)).mend(lacking("libodd1"), lambda state, words: None)
+    assert caught.value.packages == ("libodd1",)
 
 
-async def test_what_no_package_mends_installs_nothing(tmp_path: Path) -> None:
-    async def prove() -> None:
-        raise NotProved("killed by SIGILL")
-
-    here = OsPackages(tmp_path, system=System(apt_root.DEBIAN, str(tmp_path)))
-    with pytest.raises(NotProved, match=r"^killed by SIGILL$"):
-        await healed(prove, here, lambda state, words: None)
+@pytest.mark.parametrize("failure", [NotProved("killed by SIGILL"), lacking(None)])
+async def test_what_no_package_mends_installs_nothing(failure: NotProved, tmp_path: Path) -> None:
+    healer = Healer(OsPackages(tmp_path, system=System(apt_root.DEBIAN, str(tmp_path))))
+    assert not await healer.mend(failure, lambda state, words: None)
 
 
 # -- dnf, which can't be had here

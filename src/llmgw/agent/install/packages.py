@@ -44,7 +44,8 @@ class OsPackages:
         self, folder: Path, *, system: System | None = None, wait_s: float = WAIT_S, run_dir: Path = Path("/run")
     ) -> None:
         """``folder`` gets the transcript of the last install. ``run_dir`` is where cloud-init says how far it is."""
-        self._transcript = folder / "os-packages.log"
+        self.transcript = folder / "os-packages.log"
+        """What the commands of the last install printed."""
         self._system = system or System.here()
         self._wait_s = wait_s
         self._run_dir = run_dir
@@ -69,10 +70,10 @@ class OsPackages:
         if self._turn.locked():
             say(f"waiting for the OS packages of another engine, to install {_listed(packages)} then")
         async with self._turn:
-            self._transcript.parent.mkdir(parents=True, exist_ok=True)
-            self._transcript.unlink(missing_ok=True)
+            self.transcript.parent.mkdir(parents=True, exist_ok=True)
+            self.transcript.unlink(missing_ok=True)
             assert self._system.tool is not None
-            run = _Run(self._system, self._system.tool, self._transcript, say, time.monotonic() + self._wait_s)
+            run = _Run(self._system, self._system.tool, self.transcript, say, time.monotonic() + self._wait_s)
             await self._first_boot(run)
             if self._system.tool == "apt-get":
                 await _install_by_apt(run, packages)
