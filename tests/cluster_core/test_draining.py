@@ -87,6 +87,19 @@ def test_one_that_is_not_ready_stops_at_once() -> None:
     assert leaving(state).state is ReplicaState.STOPPING
 
 
+def test_one_whose_agent_takes_it_up_anew_lets_its_requests_finish() -> None:
+    """Ready a moment ago: what it was sent then is still running."""
+    state = serving(1)
+    (replica,) = state.replicas.values()
+    state = settled(reported(state, ShardState.STARTING, why="adopted"), NOW)
+    assert state.replicas[replica.id].state is ReplicaState.STARTING
+    state = scaled(state, 0)
+    assert leaving(state).state is ReplicaState.DRAINING
+    assert len(desired(state, "n1")) == 1
+    state = at(with_gateways(state, gateway(may_send=set())), 1)
+    assert leaving(state).state is ReplicaState.STOPPING
+
+
 def test_halting_waits_for_no_request() -> None:
     state = settled(replace(serving(), halting=True))
     assert {replica.state for replica in state.replicas.values()} == {ReplicaState.STOPPING}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import RUNNING, stands
+from llmgw.cluster.lifecycle import stands
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.scaling import new_replica
@@ -28,16 +28,6 @@ def replacement(where: Cluster | Step, replica: Replica) -> Replica | None:
 def _nearest(replica: Replica, others: Iterable[Replica]) -> Replica | None:
     found = [other for other in others if other.replaces == replica.id and stands(other)]
     return min(found, key=lambda other: (other.state is not ReplicaState.READY, other.number, other.id), default=None)
-
-
-def has_served(replica: Replica) -> bool:
-    """True where its generation is ready, or was and may have requests in flight."""
-    if replica.state is ReplicaState.READY:
-        return True
-    ready = ReplicaState.READY.value
-    return replica.state in RUNNING and any(
-        line.generation == replica.generation and line.state == ready for line in reversed(replica.story)
-    )
 
 
 def nodes_of(replica: Replica) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from llmgw.cluster.beside import has_served, nodes_of, original, replacement
+from llmgw.cluster.beside import nodes_of, original, replacement
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import LEAVING, judged
+from llmgw.cluster.lifecycle import LEAVING, has_served, judged
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Placed, Planner
 from llmgw.cluster.starting import specs_elsewhere

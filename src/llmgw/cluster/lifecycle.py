@@ -27,15 +27,16 @@ FORGIVEN_AFTER_S = 600.0
 _R = ReplicaState
 REPLICA_CHANGES: Mapping[ReplicaState, frozenset[ReplicaState]] = {
     _R.UNPLACED: frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING}),
-    _R.PLACING: frozenset({_R.PREPARING, _R.STARTING, _R.READY, _R.STOPPING, _R.FAILED}),
-    _R.PREPARING: frozenset({_R.PLACING, _R.STARTING, _R.READY, _R.STOPPING, _R.FAILED}),
-    _R.STARTING: frozenset({_R.PLACING, _R.PREPARING, _R.READY, _R.STOPPING, _R.FAILED}),
+    _R.PLACING: frozenset({_R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING, _R.FAILED}),
+    _R.PREPARING: frozenset({_R.PLACING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING, _R.FAILED}),
+    _R.STARTING: frozenset({_R.PLACING, _R.PREPARING, _R.READY, _R.DRAINING, _R.STOPPING, _R.FAILED}),
     _R.READY: frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.DRAINING, _R.STOPPING, _R.FAILED}),
     _R.DRAINING: frozenset({_R.STOPPING}),
     _R.STOPPING: frozenset(),
     _R.FAILED: frozenset({_R.UNPLACED, _R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING, _R.STOPPING}),
 }
-"""From FAILED straight to a running state: its lost nodes came back with the generation still running; to DRAINING:
+"""From a state before READY to DRAINING: it was ready a moment ago, and requests may be in flight there yet.
+From FAILED straight to a running state: its lost nodes came back with the generation still running; to DRAINING:
 they did, and others serve in its place already. From UNPLACED as well: stores of older releases have lost ones so."""
 
 _S = ShardState
@@ -232,9 +233,19 @@ def stands(replica: Replica) -> bool:
     return not replica.lost and replica.state not in LEAVING
 
 
+def has_served(replica: Replica) -> bool:
+    """True where its generation is ready, or was and may have requests in flight."""
+    if replica.state is ReplicaState.READY:
+        return True
+    ready = ReplicaState.READY.value
+    return replica.state in RUNNING and any(
+        line.generation == replica.generation and line.state == ready for line in reversed(replica.story)
+    )
+
+
 def start_draining(step: Step, replica: Replica, why: str) -> None:
-    """Have the replica leave: a ready one lets its requests in flight finish first, any other stops at once."""
-    if replica.state is not ReplicaState.READY:
+    """Have the replica leave: one that has served lets its requests in flight finish, any other stops at once."""
+    if not has_served(replica):
         stop(step, replica, why)
         return
     drain(step, replica, why)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmgw.cluster.beside import Round, has_served, nodes_of
+from llmgw.cluster.beside import Round, nodes_of
 from llmgw.cluster.drain import UNDER_WAY, blocked, may_stop_first, planned, to_move, waiting_words
-from llmgw.cluster.lifecycle import ENDED, RUNNING, observed, start_draining
+from llmgw.cluster.lifecycle import ENDED, RUNNING, has_served, observed, start_draining
 from llmgw.cluster.model import (
     Cluster,
     Drain,

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from llmgw.cluster.actions import Action, Note, PutReplica
-from llmgw.cluster.beside import Round, has_served, original
+from llmgw.cluster.beside import Round, original
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.differing import changes, running_differs, same_to_run, version_change
 from llmgw.cluster.engines import brings, is_bad, missing_engine, rollback_note, rolled_back
-from llmgw.cluster.lifecycle import RUNNING, stands, start_draining, stop, told
+from llmgw.cluster.lifecycle import RUNNING, has_served, stands, start_draining, stop, told
 from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
 from llmgw.cluster.placement import Planner
 from llmgw.cluster.starting import gave_up_on, specs_beside
