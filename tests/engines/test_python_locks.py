@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import Cpu, Inventory
+from llmgw.cluster.model import Cpu, Gpu, Inventory
 from llmgw.engines.python_locks import FIRST_LINE, BadLock, NoLock, choose, misfit, read_lock
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "engines"
@@ -36,7 +36,7 @@ CPU_NODE = Inventory(
     memory_bytes=1,
     mgmt_addr="10.0.0.1",
 )
-GPU_NODE = replace(CPU_NODE, driver="580.65.06")
+GPU_NODE = replace(CPU_NODE, driver="580.65.06", gpus=(Gpu(index=0, uuid="GPU-1", name="H100", memory_bytes=1),))
 
 
 def test_one_is_read_whole() -> None:
@@ -91,15 +91,23 @@ def test_a_node_takes_the_build_for_its_driver() -> None:
     spec = EngineSpec(name="vllm", version="0.32.0", source="index")
     assert choose(SHIPPED.values(), spec, CPU_NODE).build == "cpu"
     assert choose(SHIPPED.values(), spec, GPU_NODE).build == "cuda"
+    assert choose(SHIPPED.values(), replace(spec, build="cpu"), GPU_NODE).build == "cpu"
+    assert choose(SHIPPED.values(), replace(spec, build="cpu"), GPU_NODE, "cuda").build == "cuda"
 
 
 @pytest.mark.parametrize(
     ("spec", "node", "words"),
     [
         ({"version": "0.1.0"}, CPU_NODE, "has no lock of vllm 0.1.0: it has 0.31.0 and 0.32.0 and 0.33.0"),
-        ({"version": "0.33.0"}, CPU_NODE, "for cpu on x86_64 (no NVIDIA driver is loaded): it has cuda on x86_64"),
-        ({"version": "0.31.0"}, GPU_NODE, "for cuda on x86_64 (an NVIDIA driver is loaded): it has cpu on x86_64"),
+        (
+            {"version": "0.33.0"},
+            CPU_NODE,
+            "for cpu on x86_64 (this node has no NVIDIA GPU that can be used): it has cuda on x86_64",
+        ),
+        ({"version": "0.31.0"}, GPU_NODE, "for cuda on x86_64 (this node has NVIDIA GPUs): it has cpu on x86_64"),
         ({}, replace(GPU_NODE, driver="570.1"), "needs NVIDIA driver 580 or newer, and this machine has 570.1"),
+        ({"version": "0.33.0", "build": "cpu"}, GPU_NODE, "for cpu on x86_64 (the cluster's file says so)"),
+        ({"build": "cuda"}, CPU_NODE, "needs an NVIDIA driver, and none is loaded"),
         ({}, replace(CPU_NODE, libc="glibc 2.31"), "needs glibc 2.34 or newer, and this machine has glibc 2.31"),
         ({}, replace(CPU_NODE, libc="musl 1.2"), "needs glibc 2.34 or newer, and this machine has musl 1.2"),
         ({}, replace(CPU_NODE, cpu=replace(CPU_NODE.cpu, architecture="aarch64")), "for cpu on aarch64"),

@@ -21,8 +21,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llmgw.cluster.catalog import EngineSpec
+from llmgw.cluster.catalog import BuildKind, EngineSpec
 from llmgw.cluster.model import Inventory
+from llmgw.engines.releases import has_cuda
 
 FIRST_LINE = "# llmgw engine lock 1"
 BUILDS = ("cpu", "cuda")
@@ -142,8 +143,11 @@ def _joined(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
         raise BadLock(f"line {begun}: it ends in the middle of a requirement: is the file whole?")
 
 
-def choose(locks: Iterable[Lock], spec: EngineSpec, inventory: Inventory) -> Lock:
-    """The lock for this machine: CUDA's where an NVIDIA driver is loaded, else that for the CPU. Raises NoLock."""
+def choose(locks: Iterable[Lock], spec: EngineSpec, inventory: Inventory, build: BuildKind | None = None) -> Lock:
+    """The lock for this machine: CUDA's where it has a GPU that can be used, else the processor's. Raises NoLock.
+
+    ``build`` is what this node's own file says; it wins over what the cluster's file says.
+    """
     of_engine = [lock for lock in locks if lock.engine == spec.name]
     of_version = [lock for lock in of_engine if lock.version == spec.version]
     if not of_version:
@@ -153,18 +157,24 @@ def choose(locks: Iterable[Lock], spec: EngineSpec, inventory: Inventory) -> Loc
             f"{' and '.join(there) if there else 'none of this engine'}. Ask for one of those, or name a lock of your "
             "own by its URL (source: {url: …, sha256: …})"
         )
-    build, why = ("cpu", "no") if inventory.driver is None else ("cuda", "an")
-    wanted = f"{build} on {inventory.cpu.architecture}"
+    wanted = f"{build or spec.build or ('cuda' if has_cuda(inventory) else 'cpu')} on {inventory.cpu.architecture}"
     fitting = [lock for lock in of_version if f"{lock.build} on {lock.architecture}" == wanted]
     if not fitting:
         there = sorted(f"{lock.build} on {lock.architecture}" for lock in of_version)
         raise NoLock(
-            f"this release has no lock of {spec.name} {spec.version} for {wanted} ({why} NVIDIA driver is loaded): it "
+            f"this release has no lock of {spec.name} {spec.version} for {wanted} ({_why(spec, inventory, build)}): it "
             f"has {', '.join(there)}. Name a lock of your own by its URL (source: {{url: …, sha256: …}})"
         )
     if why_not := misfit(fitting[0], inventory):
         raise NoLock(why_not)
     return fitting[0]
+
+
+def _why(spec: EngineSpec, inventory: Inventory, build: BuildKind | None) -> str:
+    """Why that build is wanted."""
+    if build or spec.build:
+        return f"the {'agent' if build else 'cluster'}'s file says so"
+    return "this node has NVIDIA GPUs" if has_cuda(inventory) else "this node has no NVIDIA GPU that can be used"
 
 
 def misfit(lock: Lock, inventory: Inventory) -> str | None:

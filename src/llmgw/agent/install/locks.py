@@ -10,7 +10,7 @@ from pathlib import Path
 from llmgw.agent.fetch.artifact import Artifact, Say
 from llmgw.agent.fetch.download import download
 from llmgw.agent.install.recipe import RecipeFailed
-from llmgw.cluster.catalog import EngineSpec
+from llmgw.cluster.catalog import BuildKind, EngineSpec
 from llmgw.cluster.model import Inventory
 from llmgw.engines.python_locks import BadLock, Lock, NoLock, choose, misfit, read_lock
 
@@ -25,7 +25,9 @@ def shipped() -> tuple[Lock, ...]:
     return tuple(sorted(map(read_lock, texts), key=str))
 
 
-async def lock_for(spec: EngineSpec, inventory: Inventory, downloads: Path, say: Say) -> Lock:
+async def lock_for(
+    spec: EngineSpec, inventory: Inventory, downloads: Path, say: Say, build: BuildKind | None = None
+) -> Lock:
     """The lock that ``spec`` asks for on this machine. Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
     if spec.source == "github":
         raise RecipeFailed(
@@ -33,7 +35,7 @@ async def lock_for(spec: EngineSpec, inventory: Inventory, downloads: Path, say:
         )
     try:
         if spec.source == "index":
-            lock = choose(await asyncio.to_thread(shipped), spec, inventory)
+            lock = choose(await asyncio.to_thread(shipped), spec, inventory, build)
         else:
             lock = await _named(spec, inventory, downloads, say)
     except NoLock as error:

@@ -23,7 +23,7 @@ from llmgw.agent.install.locks import lock_for
 from llmgw.agent.install.program import Program
 from llmgw.agent.install.recipe import RecipeFailed, Say
 from llmgw.agent.install.uv import STALL_S, UvFailed, run_uv
-from llmgw.cluster.catalog import EngineSpec
+from llmgw.cluster.catalog import BuildKind, EngineSpec
 from llmgw.cluster.model import EngineState, Inventory
 from llmgw.engines.python_locks import Lock
 
@@ -34,10 +34,12 @@ LOCKED_AGAIN_S = 2.0
 _SYNC_LIMIT_S = 900.0
 
 
-async def resolve(spec: EngineSpec, inventory: Inventory, downloads: Path, say: Say) -> PythonRecipe:
-    """Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
+async def resolve(
+    spec: EngineSpec, inventory: Inventory, downloads: Path, say: Say, *, build: BuildKind | None = None
+) -> PythonRecipe:
+    """``build`` is what this node's own file says. Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
     say(EngineState.RESOLVING, f"looking for the lock of {spec.name} {spec.version} for this machine")
-    lock = await lock_for(spec, inventory, downloads, lambda words: say(EngineState.RESOLVING, words))
+    lock = await lock_for(spec, inventory, downloads, lambda words: say(EngineState.RESOLVING, words), build)
     return PythonRecipe(lock, inventory)
 
 
