@@ -11,7 +11,10 @@ from llmgw.engines.builds import (
     LLAMACPP_B10068_X86_64,
     LLAMACPP_BUILD,
     build,
+    contradicts,
     fits,
+    package_of,
+    package_version,
     weights,
 )
 
@@ -67,3 +70,29 @@ def test_machines_that_do_not_fit_hear_why_and_the_way_out(inventory: Inventory,
     assert words in why
     assert "engines.llamacpp.bin" in why
     assert "llmgw up --engine sim" in why
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said", "against"),
+    [
+        ("b10991", "b10991", False),
+        ("b10991", "b10992", True),
+        ("b10991", "571d0d5", False),
+        ("571d0d5", "571d0d5", False),
+        ("571d0d5", "3ce7da2", True),
+        (None, "b1", False),
+        ("b10991", None, False),
+    ],
+)
+def test_a_version_that_rules_out_the_wanted_one(wanted: str | None, said: str | None, against: bool) -> None:
+    assert contradicts(wanted, said) is against
+
+
+def test_versions_of_the_usual_package() -> None:
+    usual = package_of("llamacpp", None)
+    assert usual is not None
+    assert usual is package_of("llamacpp", usual.package)
+    assert package_version(usual, LLAMACPP_B10068_X86_64.version) == LLAMACPP_B10068_X86_64.package_version
+    assert package_version(usual, "0.10092.0") == "0.10092.0"
+    assert package_of("llamacpp", "another") is None
+    assert package_of("vllm", None) is None

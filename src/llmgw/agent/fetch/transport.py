@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import netrc
+import os
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
@@ -86,14 +87,14 @@ class Transport:
     async def _ask(self, place: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._session is not None
         place, sent = _authorized(place, headers)
-        proxy, proxy_auth = _proxy(place, self._access)
+        proxy, for_proxy = _proxy(place, self._access)
         try:
             async with asyncio.timeout(self._patience_s):
                 return await self._session.get(
                     place,
                     headers=sent,
                     proxy=proxy,
-                    proxy_auth=proxy_auth,
+                    proxy_headers=for_proxy,
                     allow_redirects=False,
                     ssl=self._context_for(place),
                 )
@@ -169,7 +170,7 @@ def _authorized(place: URL, headers: Mapping[str, str]) -> tuple[URL, dict[str, 
         return bare, sent
     if user is None and place.host is not None:
         with contextlib.suppress(OSError, netrc.NetrcParseError, KeyError):
-            known = netrc.netrc().authenticators(place.host)
+            known = netrc.netrc(os.environ.get("NETRC")).authenticators(place.host)
             if known is not None:
                 user, password = known[0], known[2]
     if user is not None:
@@ -182,16 +183,19 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _proxy(place: URL, access: Access) -> tuple[URL | None, aiohttp.BasicAuth | None]:
-    """The proxy for this place, by ``access``, else by HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY."""
+def _proxy(place: URL, access: Access) -> tuple[URL | None, dict[str, str]]:
+    """The proxy for this place, and what it is to be sent.
+
+    By ``access``, else by HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
+    """
     named = access.proxy
     if named is None:
         if place.host is None or urllib.request.proxy_bypass(f"{place.host}:{place.port}"):
-            return None, None
+            return None, {}
         proxies = urllib.request.getproxies()
         named = proxies.get(place.scheme) or proxies.get("all")
     if not named:
-        return None, None
+        return None, {}
     try:
         proxy = URL(named if "://" in named else f"http://{named}")
         usable = proxy.scheme in ("http", "https") and bool(proxy.host)
@@ -199,8 +203,9 @@ def _proxy(place: URL, access: Access) -> tuple[URL | None, aiohttp.BasicAuth | 
         usable = False
     if not usable:
         raise FetchFailed(f"the proxy {shown(named)} can't be used: http:// or https:// is expected (HTTPS_PROXY)")
-    auth = aiohttp.BasicAuth(proxy.user, proxy.password or "") if proxy.user else None
-    return proxy.with_user(None) if proxy.user else proxy, auth
+    if proxy.user is None:
+        return proxy, {}
+    return proxy.with_user(None), {"Authorization": basic(proxy.user, proxy.password or "")}
 
 
 def _context(access: Access) -> ssl.SSLContext:

@@ -1,0 +1,276 @@
+"""What connections keep to themselves, whom they trust and by which way they go."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from llmgw.agent.fetch.artifact import Access, FetchFailed
+from llmgw.agent.fetch.complaints import Broken, explain, shown
+from llmgw.agent.fetch.download import Limits, download
+from llmgw.agent.fetch.transport import Transport, read
+from llmgw.pki.authority import Authority
+
+from .origin import Answer, Origin, serving
+
+CONTENT = b"content"
+SECRET = {"Authorization": "Bearer secret", "Cookie": "a=b", "X-Other": "1"}
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    with serving(Origin(CONTENT)) as served:
+        yield served
+
+
+@dataclass(frozen=True)
+class Tls:
+    ca: Path
+    server: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    folder = tmp_path_factory.mktemp("pki")
+    authority = Authority.create(folder / "pki", "lab")
+    issued = authority.issue_server(["127.0.0.1", "localhost"], folder / "out", "cp-1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.cert, issued.key)
+    return Tls(issued.ca, context)
+
+
+async def get(url: str, access: Access = Access(), headers: dict[str, str] | None = None) -> bytes:  # noqa: B008
+    async with Transport(access, patience_s=10) as transport:
+        status, _, body, _ = await read(transport, url, headers or {}, most_bytes=1000)
+        assert status == 200
+        return body
+
+
+# -- redirects
+
+
+async def test_what_authorizes_goes_to_no_other_host(origin: Origin) -> None:
+    with serving(Origin(CONTENT)) as other:
+        origin.answers = [Answer(status=302, location=f"{other.url}/there")]
+        assert await get(f"{origin.url}/a", headers=SECRET) == CONTENT
+        sent = other.requests[0].headers
+        assert (sent.get("authorization"), sent.get("cookie"), sent.get("x-other")) == (None, None, "1")
+        assert origin.requests[0].headers["authorization"] == "Bearer secret"
+
+
+async def test_it_stays_with_the_same_host_also_by_a_relative_redirect(origin: Origin) -> None:
+    origin.answers = [Answer(status=307, location="../b?x=%2F"), Answer()]
+    assert await get(f"{origin.url}/a/c", headers=SECRET) == CONTENT
+    assert [request.path for request in origin.requests] == ["/a/c", "/b?x=%2F"]
+    assert origin.requests[1].headers["authorization"] == "Bearer secret"
+
+
+async def test_it_does_not_come_back_by_a_detour(origin: Origin) -> None:
+    with serving(Origin(CONTENT)) as other:
+        origin.answers = [Answer(status=302, location=f"{other.url}/x"), Answer()]
+        other.answers = [Answer(status=302, location=f"{origin.url}/y")]
+        assert await get(f"{origin.url}/a", headers=SECRET) == CONTENT
+        assert "authorization" not in origin.requests[1].headers
+
+
+async def test_a_circle_ends(origin: Origin) -> None:
+    origin.answers = [Answer(status=302, location="/a")]
+    with pytest.raises(FetchFailed, match="redirects more than 10 times"):
+        await get(f"{origin.url}/a")
+    assert len(origin.requests) == 11
+
+
+@pytest.mark.parametrize("location", ["ftp://h/x", "file:///etc/passwd", "http://[::1", "https://"])
+async def test_a_redirect_to_nowhere(origin: Origin, location: str) -> None:
+    origin.answers = [Answer(status=302, location=location)]
+    with pytest.raises((FetchFailed, Broken), match=r"redirects to|is no URL|can't be asked"):
+        await get(f"{origin.url}/a")
+
+
+async def test_tls_is_not_left_for_an_open_connection(tls: Tls) -> None:
+    with serving(Origin(b""), tls=tls.server) as origin:
+        origin.answers = [Answer(status=302, location="http://mirror.example/x")]
+        with pytest.raises(FetchFailed, match=r"redirects to http://mirror.example/x, which is not encrypted: refused"):
+            await get(f"{origin.url}/a", Access(ca=tls.ca))
+
+
+async def test_but_for_this_very_machine(tls: Tls, origin: Origin) -> None:
+    with serving(Origin(b""), tls=tls.server) as secure:
+        secure.answers = [Answer(status=302, location=f"{origin.url}/x")]
+        assert await get(f"{secure.url}/a", Access(ca=tls.ca)) == CONTENT
+
+
+# -- trust
+
+
+async def test_an_authority_of_the_environment(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
+    with serving(Origin(CONTENT), tls=tls.server) as origin:
+        assert await get(f"{origin.url}/a") == CONTENT
+
+
+async def test_one_that_nobody_named_is_not_trusted(tls: Tls, tmp_path: Path) -> None:
+    with serving(Origin(CONTENT), tls=tls.server) as origin:
+        with pytest.raises(FetchFailed, match=r"certificate of 127.0.0.1:\d+ is not trusted here .*SSL_CERT_FILE"):
+            await get(f"{origin.url}/a")
+        artifact = origin.artifact()
+        with pytest.raises(FetchFailed, match="is not trusted here"):
+            await download(artifact, tmp_path, print, limits=Limits(pause_s=0))
+
+
+async def test_a_host_that_the_machines_owner_trusts(tls: Tls) -> None:
+    with serving(Origin(CONTENT), tls=tls.server) as origin:
+        place = urlsplit(origin.url).netloc
+        for host in (place, "127.0.0.1"):
+            assert await get(f"{origin.url}/a", Access(trusted_hosts=(host,))) == CONTENT
+        with pytest.raises(FetchFailed, match="is not trusted here"):
+            await get(f"{origin.url}/a", Access(trusted_hosts=("127.0.0.1:1",)))
+
+
+async def test_plain_http_behind_https(origin: Origin) -> None:
+    with pytest.raises(FetchFailed, match=r"no TLS with 127.0.0.1:\d+ .*is it an https:// address\?"):
+        await get(origin.url.replace("http:", "https:"))
+
+
+async def test_a_bundle_that_can_not_be_read(tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match=r"ca.pem\) can't be read: No such file"):
+        await get("https://127.0.0.1:1", Access(ca=tmp_path / "ca.pem"))
+
+
+# -- credentials
+
+
+async def test_credentials_of_the_url_and_of_netrc(origin: Origin, tmp_path: Path) -> None:
+    await get(origin.url.replace("://", "://me:p%40ss@") + "/a")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login you password word\n")
+    await get(f"{origin.url}/b")
+    await get(f"{origin.url}/c", headers={"Authorization": "Bearer x"})
+    sent = [request.headers["authorization"] for request in origin.requests]
+    assert sent == [
+        "Basic " + base64.b64encode(b"me:p@ss").decode(),
+        "Basic " + base64.b64encode(b"you:word").decode(),
+        "Bearer x",
+    ]
+
+
+# -- proxies
+
+
+@dataclass
+class Proxy:
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    credentials: list[str | None] = field(default_factory=list)
+    status: int = 200
+
+
+@contextmanager
+def proxying() -> Iterator[Proxy]:
+    """A proxy that answers in every place's stead."""
+    proxy = Proxy()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            proxy.asked.append(self.path)
+            proxy.credentials.append(self.headers.get("Proxy-Authorization"))
+            self.send_response(proxy.status)
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.end_headers()
+            self.wfile.write(CONTENT)
+
+        def do_CONNECT(self) -> None:
+            proxy.asked.append(f"CONNECT {self.path}")
+            self.send_error(407)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def test_the_environments_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxying() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("://", "://me:pass@"))
+        monkeypatch.delenv("REQUEST_METHOD", raising=False)
+        monkeypatch.setenv("http_proxy", proxy.url.replace("://", "://me:pass@"))
+        assert await get("http://mirror.example/x") == CONTENT
+        assert proxy.asked == ["http://mirror.example/x"]
+        assert proxy.credentials == ["Basic " + base64.b64encode(b"me:pass").decode()]
+
+
+async def test_but_not_for_those_that_it_is_not_for(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxying() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "other.example,127.0.0.1")
+        assert await get(f"{origin.url}/a") == CONTENT
+        assert proxy.asked == []
+
+
+async def test_pips_proxy_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxying() as proxy:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        assert await get("http://mirror.example/x", Access(proxy=proxy.url)) == CONTENT
+
+
+async def test_a_proxy_that_wants_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxying() as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url.replace("://", "://me:secret@"))
+        with pytest.raises(
+            FetchFailed, match=r"the proxy http://127.0.0.1:\d+ answered 407 .* for mirror.example"
+        ) as no:
+            await get("https://mirror.example/x")
+        assert proxy.asked == ["CONNECT mirror.example:443"]
+        assert "secret" not in str(no.value)
+
+
+async def test_a_proxy_that_is_not_there_and_one_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "127.0.0.1:1")
+    with pytest.raises(Broken, match=r"the proxy http://127.0.0.1:1 can't be reached .*HTTPS_PROXY"):
+        await get("http://mirror.example/x")
+    with pytest.raises(FetchFailed, match="socks5://h can't be used"):
+        await get("http://mirror.example/x", Access(proxy="socks5://h"))
+
+
+# -- words
+
+
+@pytest.mark.parametrize("url", ["x", "ftp://h/x", "http://", "http://h:99999/x", "http://[::1/x"])
+async def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(FetchFailed, match="is no URL of a file"):
+        await get(url)
+
+
+def test_urls_are_shown_without_their_secrets() -> None:
+    assert shown("https://me:pass@h:1/a/b?token=x#y") == "https://h:1/a/b"
+    assert shown("http://[::1") == "a URL that can't be read"
+
+
+def test_faults_that_nobody_foresaw_are_said_as_they_are() -> None:
+    assert str(explain(ValueError("odd"), "http://h/x")) == "http://h/x can't be asked: odd"
+    assert str(explain(OSError(13, "Permission denied"), "http://h/x")) == "h: permission denied"
