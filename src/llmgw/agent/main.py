@@ -33,7 +33,7 @@ from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.agent.weights import WeightStore
-from llmgw.cluster.catalog import EngineName
+from llmgw.cluster.catalog import BuildKind, EngineName
 from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
 from llmgw.link.client import ClientIdentity, LinkClient, LinkError
@@ -90,6 +90,8 @@ class Agent:
             named=_named(config),
             inventory=lambda: self._inventory,
             report=self._engines_said,
+            builds=_builds(config),
+            user=lambda: self.supervisor.user,
         )
         self.weights = WeightStore(
             weights_dir=config.weights_dir, model_dirs=config.model_dirs, report=self._weights_held
@@ -324,6 +326,11 @@ def _named(config: AgentConfig) -> dict[EngineName, Path]:
         "sglang": engines.sglang.python if engines.sglang else None,
     }
     return {name: path for name, path in named.items() if path is not None}
+
+
+def _builds(config: AgentConfig) -> dict[EngineName, BuildKind]:
+    llamacpp = config.engines.llamacpp
+    return {"llamacpp": llamacpp.build} if llamacpp is not None and llamacpp.build is not None else {}
 
 
 def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:

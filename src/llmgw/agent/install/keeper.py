@@ -11,8 +11,8 @@ import structlog
 
 from llmgw.agent.fetch.artifact import FetchFailed
 from llmgw.agent.fetch.disk import NoRoom
+from llmgw.agent.install.faults import NotProved
 from llmgw.agent.install.program import Program
-from llmgw.agent.install.prove import NotProved
 from llmgw.agent.install.recipe import RecipeFailed
 from llmgw.cluster.catalog import EngineName
 from llmgw.cluster.model import EngineOnNode, EngineState
@@ -36,6 +36,8 @@ class Keeper(ABC):
         """None until there is anything to say."""
         self.program: Program | None = None
         """What shards may be started with: it worked when it was proved last. None where none does."""
+        self.pending = False
+        """An attempt is being made, or the last one failed and is to be repeated."""
         self._named = named
         self._changed = changed
         self._busy = asyncio.Lock()
@@ -69,9 +71,11 @@ class Keeper(ABC):
         return self.state.state
 
     async def _attempt(self, then: str) -> bool:
+        self.pending = True
         async with self._busy:
             try:
                 await self._have()
+                self.pending = False
                 return True
             except FAILURES as failure:
                 self._fail(in_words(failure), then)
@@ -85,6 +89,10 @@ class Keeper(ABC):
         """Its state is fresh, or about to be: it need not be proved again now."""
         return self._busy.locked() or (self._kept and self.program is None)
 
+    def try_again(self) -> None:
+        """What is asked for has changed with the machine."""
+        self._lost.set()
+
     def lose(self, why: str) -> None:
         """It was there, and works no longer. What runs of it goes on."""
         self.program = None
@@ -97,12 +105,14 @@ class Keeper(ABC):
         """While what is installed works, it is no less usable for what is being done beside it."""
         if self.program is None:
             self._say(state, words)
+        elif self.pending:
+            self._say(EngineState.INSTALLED, f"works as before; {state.value}: {words}")
 
     def _fail(self, why: str, then: str) -> None:
         if self.program is None:
             self._say(EngineState.FAILED, f"{why}{then}")
         else:
-            self._say(EngineState.INSTALLED, f"as it was before; what is asked for now has failed: {why}{then}")
+            self._say(EngineState.INSTALLED, f"works as before; what is asked for now has failed: {why}{then}")
 
     def _say(self, state: EngineState, words: str) -> None:
         last = self.state

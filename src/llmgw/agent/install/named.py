@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from llmgw.agent.install.faults import NotProved
 from llmgw.agent.install.keeper import FAILURES, Keeper, in_words
-from llmgw.agent.install.prove import NotProved
 from llmgw.agent.install.recipes import Recipes
 from llmgw.cluster.catalog import EngineName
 from llmgw.cluster.model import EngineState

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from llmgw.agent.fetch.disk import Lock, require_room, sync_folder
-from llmgw.cluster.catalog import EngineSpec
+from llmgw.agent.fetch.disk import Lock, require_room, sync_folder, write_durably
+from llmgw.agent.install.trial import own
+from llmgw.cluster.catalog import BuildKind, EngineSpec
 from llmgw.version import VERSION
 
 RECORD = ".llmgw.json"
 _PARTIAL = ".partial-"
+_DOWNLOAD = "download-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class Record:
     """Written into a folder before it gets its name."""
 
     spec: EngineSpec
+    build: BuildKind
+    """What was asked for on this machine when it was installed."""
     installed_at: float
     installed_by: str
     """The version of llmgw."""
@@ -38,6 +42,7 @@ class Installation:
 
     folder: Path
     spec: EngineSpec
+    build: BuildKind
     installed_at: float
 
 
@@ -54,7 +59,11 @@ class Places:
 
     def downloads(self, engine: str) -> Path:
         """What was fetched, or a part of it, until it is installed. This agent's alone."""
-        return self._cache_dir / f"download-{engine}"
+        return self._cache_dir / f"{_DOWNLOAD}{engine}"
+
+    def downloaded(self) -> list[str]:
+        """Engines of which something lies there."""
+        return [path.name.removeprefix(_DOWNLOAD) for path in self._cache_dir.glob(f"{_DOWNLOAD}*")]
 
     @property
     def proofs(self) -> Path:
@@ -71,10 +80,6 @@ class Places:
         """All of them, the newest of each version first."""
         found = [each for folder in self._folders() if (each := _read(folder))]
         return tuple(sorted(found, key=lambda each: (each.spec.name, each.spec.version, -each.installed_at)))
-
-    def find(self, spec: EngineSpec) -> Installation | None:
-        """What was installed for this very ``spec``: its publisher need not be asked again."""
-        return next((each for each in self.installations() if each.spec == spec), None)
 
     def _folders(self) -> list[Path]:
         return [
@@ -96,33 +101,23 @@ class Places:
         partial.chmod(0o755)  # whatever the umask: the engine's user reads here
         return partial
 
-    def finish(self, partial: Path, spec: EngineSpec) -> Installation:
+    def finish(self, partial: Path, spec: EngineSpec, build: BuildKind) -> Installation:
         """Gives the filled folder its name, in one step. What had that name before goes."""
         place = partial.with_name(partial.name.partition(_PARTIAL)[0])
-        record = Record(spec=spec, installed_at=time.time(), installed_by=VERSION)
-        with (partial / RECORD).open("wb") as file:
-            file.write(_RECORD.dump_json(record))
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(partial)
+        record = Record(spec=spec, build=build, installed_at=time.time(), installed_by=VERSION)
+        _write(partial, record)
         before = _set_aside(place) if place.exists() else None
         partial.rename(place)
         sync_folder(place.parent)
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
-        return Installation(place, spec, record.installed_at)
+        return _installation(place, record)
 
-    def take_over(self, installation: Installation, spec: EngineSpec) -> Installation:
-        """Another entry of the file asks for what lies here already: it is written down, and nothing is fetched."""
-        record = Record(spec=spec, installed_at=installation.installed_at, installed_by=VERSION)
-        partial = installation.folder / f"{RECORD}{_PARTIAL}{os.getpid()}"
-        with partial.open("wb") as file:
-            file.write(_RECORD.dump_json(record))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(installation.folder / RECORD)
-        sync_folder(installation.folder)
-        return Installation(installation.folder, spec, installation.installed_at)
+    def take_over(self, found: Installation, spec: EngineSpec, build: BuildKind) -> Installation:
+        """Something else was asked for, and it lies here already: that is written down, and nothing is fetched."""
+        record = Record(spec=spec, build=build, installed_at=found.installed_at, installed_by=VERSION)
+        _write(found.folder, record)
+        return _installation(found.folder, record)
 
     def at(self, engine: str, folder: str) -> Installation | None:
         return _read(self.of(engine, folder))
@@ -137,9 +132,13 @@ class Places:
         for path in (self._engines_dir / engine).glob(f"*{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def clean_all(self) -> None:
-        """The same for every engine that nobody is installing now, and for proofs. Only before the first of them."""
+    def prepare(self, user: str | None) -> None:
+        """Removes what installations and proofs have left that were cut short, where nobody is installing now.
+
+        Programs are proved as ``user``; None: as the agent. Only before the first of them. Raises OSError, KeyError.
+        """
         shutil.rmtree(self.proofs, ignore_errors=True)
+        own(self.proofs, user)
         for engine in {path.parent.name for path in self._engines_dir.glob(f"*/*{_PARTIAL}*")}:
             with self.lock(engine) as lock:
                 if lock.acquire():
@@ -155,6 +154,10 @@ def _set_aside(place: Path) -> Path:
     return doomed
 
 
+def _write(folder: Path, record: Record) -> None:
+    write_durably(folder / RECORD, _RECORD.dump_json(record))
+
+
 def _read(folder: Path) -> Installation | None:
     try:
         record = _RECORD.validate_json((folder / RECORD).read_bytes())
@@ -162,4 +165,8 @@ def _read(folder: Path) -> Installation | None:
         return None
     if record.spec.name != folder.parent.name or not folder.name.startswith(f"{record.spec.version}-"):
         return None
-    return Installation(folder, record.spec, record.installed_at)
+    return _installation(folder, record)
+
+
+def _installation(folder: Path, record: Record) -> Installation:
+    return Installation(folder, record.spec, record.build, record.installed_at)

@@ -12,10 +12,10 @@ import structlog
 
 from llmgw.agent.fetch.disk import Lock
 from llmgw.agent.fetch.threads import in_thread
+from llmgw.agent.install.faults import NotProved
 from llmgw.agent.install.hint import lies_on_path
 from llmgw.agent.install.keeper import FAILURES, Keeper, in_words
 from llmgw.agent.install.places import Installation, Places
-from llmgw.agent.install.prove import NotProved
 from llmgw.agent.install.recipe import Recipe
 from llmgw.agent.install.recipes import Recipes
 from llmgw.cluster.catalog import EngineName, EngineSpec
@@ -59,17 +59,22 @@ class VersionKeeper(Keeper):
     async def _have(self) -> None:
         spec = self.wanted
         assert spec is not None
-        if self.program is not None and self._installation is not None and self._installation.spec == spec:
+        if self.program is not None and self.suits(spec):
             self._say(EngineState.INSTALLED, "")
             return
         if self.state is None or self.state.state is EngineState.FAILED:
             self._progress(EngineState.WANTED, "")
-        if await self._take_up(await asyncio.to_thread(self._rooms.places.find, spec)):
+        here = await asyncio.to_thread(self._rooms.places.installations)
+        if await self._take_up(next((each for each in here if self._rooms.recipes.suits(each, spec)), None)):
             return
         if self._rooms.installing.locked():
             self._progress(EngineState.WAITING, f"another version of {self.name} is being installed")
         async with self._rooms.installing:
             await self._install(spec)
+
+    def suits(self, spec: EngineSpec) -> bool:
+        """Whether what was proved last is what ``spec`` asks for on the machine as it is now."""
+        return self._installation is not None and self._rooms.recipes.suits(self._installation, spec)
 
     async def _take_up(self, found: Installation | None) -> bool:
         """Proves what is installed already. False: it is not there, or was damaged, and must be installed anew."""
@@ -93,7 +98,8 @@ class VersionKeeper(Keeper):
             here = await asyncio.to_thread(self._rooms.places.at, self.name, recipe.folder)
             if await self._take_up(here):
                 assert here is not None
-                self._installation = await asyncio.to_thread(self._rooms.places.take_over, here, spec)
+                build = self._rooms.recipes.build(spec)
+                self._installation = await in_thread(lambda _: self._rooms.places.take_over(here, spec, build))
                 return
             installation = await self._fill(recipe, spec)
         await self._prove_or_mend(installation)
@@ -104,29 +110,28 @@ class VersionKeeper(Keeper):
             await asyncio.sleep(LOCKED_AGAIN_S)
 
     async def _fill(self, recipe: Recipe, spec: EngineSpec) -> Installation:
-        places = self._rooms.places
+        places, build = self._rooms.places, self._rooms.recipes.build(spec)
         partial = await in_thread(lambda _: places.begin(self.name, recipe.folder, recipe.needed_bytes))
         try:
             await recipe.put(partial, self._progress)
             # Waited for even when called off: nothing may be removed below a folder that gets its name.
-            installation = await in_thread(lambda _: places.finish(partial, spec))
+            installation = await in_thread(lambda _: places.finish(partial, spec, build))
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
             raise
-        await asyncio.to_thread(places.drop_downloads, self.name)
         return installation
 
     async def _prove_or_mend(self, installation: Installation) -> None:
-        """Raises NotProved where it does not work, and what this machine lacks could not be installed."""
-        try:
-            await self._prove(installation)
-        except NotProved as failure:
-            if not await self._rooms.recipes.mend(failure, self._progress):
-                raise
-            await self._prove(installation)
+        """Installs OS packages that it lacks. Raises NotProved, OSError."""
+        while True:
+            try:
+                return await self._prove(installation)
+            except NotProved as failure:
+                if not await self._rooms.recipes.mend(failure, self._progress):
+                    raise
 
     async def _prove(self, installation: Installation) -> None:
-        """Raises NotProved."""
+        """Raises NotProved, OSError."""
         self._progress(EngineState.PROVING, "seeing whether it works here")
         recipes, scratch = self._rooms.recipes, self._rooms.places.proofs
         self.program = await recipes.prove(installation.spec, installation.folder, scratch, self._progress)

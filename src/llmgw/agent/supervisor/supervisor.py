@@ -88,6 +88,11 @@ class Supervisor:
             os.close(self._lock)
             self._lock = -1
 
+    @property
+    def user(self) -> str | None:
+        """Whom engines run as; None: as the agent. Known once ``adopt`` has looked."""
+        return self._user.name if self._user is not None else None
+
     def warnings(self) -> tuple[str, ...]:
         """What an operator should know, in words: engines that run as root, records that make no sense."""
         own = [] if self._user is None else [words for words in (self._user.warning, self._user.refusal) if words]
