@@ -63,7 +63,7 @@ class Recipes:
             raise RecipeFailed(str(error)) from None
         downloads, inventory = self._downloads(spec.name), self._inventory()
         if spec.name in PYTHON:
-            return await python_recipe.resolve(spec, inventory, downloads, say)
+            return await python_recipe.resolve(spec, inventory, downloads, say, build=self._builds.get(spec.name))
         return await archive_recipe.resolve(spec, inventory, downloads, say, build=self._builds.get(spec.name))
 
     async def prove(self, spec: EngineSpec, folder: Path, scratch: Path, say: Say) -> Program:
