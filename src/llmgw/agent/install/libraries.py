@@ -138,5 +138,5 @@ def _words(missing: Iterable[MissingLibrary], system: System) -> str:
         else:
             words.append(f"{what}: it is in the package {library.package}")
             packages.add(library.package)
-    command = f" ({system.tool} install {' '.join(sorted(packages))})" if packages and system.tool else ""
+    command = f" ({system.family} install {' '.join(sorted(packages))})" if packages and system.family else ""
     return "; ".join(words) + command

@@ -55,7 +55,8 @@ class OsPackages:
         """Why this agent installs none, and what to type instead; None where it may."""
         tool = self._system.tool
         if tool is None:
-            return f"there is neither apt-get nor dnf on this node: install {_listed(packages)} by hand"
+            none = f"no {self._system.family}" if self._system.family else "neither apt-get nor dnf"
+            return f"there is {none} on this node: install {_listed(packages)} by hand"
         if os.geteuid() != 0:
             return f"the agent is not root, so that it can't install packages: {tool} install {' '.join(packages)}"
         return None

@@ -47,6 +47,7 @@ _TABLE = {
     "libzstd.so.1": ("libzstd1", "libzstd"),
 }
 
+_DNF_FAMILY = frozenset({"fedora", "rhel", "centos", "rocky", "almalinux"})
 _LONG_TIMES_SINCE = {"debian": (13,), "ubuntu": (24, 4)}
 
 # What no package of a distribution has; the first that fits.
@@ -83,10 +84,16 @@ class System:
         return cls(read_os_release(Path("/")))
 
     @property
+    def family(self) -> Tool | None:
+        """By what packages are installed on this distribution; None where that is neither."""
+        if self.release.has_apt:
+            return "apt-get"
+        return None if _DNF_FAMILY.isdisjoint((self.release.id, *self.release.id_like)) else "dnf"
+
+    @property
     def tool(self) -> Tool | None:
-        """What installs packages here; None where that is neither apt-get nor dnf, or it is not there."""
-        wanted: Tool = "apt-get" if self.release.has_apt else "dnf"
-        return wanted if shutil.which(wanted, path=self.path) else None
+        """The same, where it is there."""
+        return self.family if self.family and shutil.which(self.family, path=self.path) else None
 
     def known(self, library: str) -> str | None:
         """The package that the table names for this release."""
@@ -95,10 +102,10 @@ class System:
 
     def _in_table(self, library: str) -> tuple[str, ...]:
         """More than one where it is not known whether this distribution has gone over to times of 64 bits."""
-        if library not in _TABLE or self.tool is None:
+        if library not in _TABLE or self.family is None:
             return ()
         debian, fedora = _TABLE[library]
-        if self.tool == "dnf":
+        if self.family == "dnf":
             return (fedora,)
         if not debian.endswith("*"):
             return (debian,)
@@ -117,7 +124,7 @@ class System:
                 return Provider(None, advice)
         if package := self.known(library):
             return Provider(package)
-        match self.tool:
+        match self.family:
             case "apt-get":
                 return await self._ask_apt(library)
             case "dnf":
