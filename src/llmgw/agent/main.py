@@ -329,8 +329,13 @@ def _named(config: AgentConfig) -> dict[EngineName, Path]:
 
 
 def _builds(config: AgentConfig) -> dict[EngineName, BuildKind]:
-    llamacpp = config.engines.llamacpp
-    return {"llamacpp": llamacpp.build} if llamacpp is not None and llamacpp.build is not None else {}
+    engines = config.engines
+    stated: dict[EngineName, BuildKind | None] = {
+        "llamacpp": engines.llamacpp.build if engines.llamacpp else None,
+        "vllm": engines.vllm.build if engines.vllm else None,
+        "sglang": engines.sglang.build if engines.sglang else None,
+    }
+    return {name: build for name, build in stated.items() if build is not None}
 
 
 def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:

@@ -33,12 +33,14 @@ class VllmOnNode:
     """The operator's own vLLM, which is used instead of installing one."""
     launch_mode: LaunchMode | None
     ray_bin: Path | None
+    build: BuildKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangOnNode:
-    python: Path
+    python: Path | None
     """The interpreter of an environment that has SGLang."""
+    build: BuildKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

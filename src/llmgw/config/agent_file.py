@@ -103,6 +103,7 @@ class VllmFile(Section):
     bin: Located | None = None
     launch_mode: Launching | None = None
     ray_bin: Located | None = None
+    build: Building | None = None
 
 
 class SglangFile(Section):
@@ -110,7 +111,8 @@ class SglangFile(Section):
     WORDS: ClassVar[Mapping[str, str]] = {"bin": "python", "path": "python"}
     HINTS: ClassVar[Mapping[str, str]] = VllmFile.HINTS
 
-    python: Located = Field(description="the path of the interpreter that has SGLang")
+    python: Located | None = None
+    build: Building | None = None
 
 
 class LlamacppFile(Section):
@@ -186,21 +188,29 @@ def agent_rules(file: AgentFile) -> Iterator[Remark]:
         yield from _servers(file)
     if whole(file.fabrics):
         yield from _fabrics(file.fabrics)
-    if whole(file.engines) and whole(file.engines.llamacpp) and file.engines.llamacpp is not None:
-        yield from _llamacpp(file.engines.llamacpp)
+    if whole(file.engines):
+        yield from _programs(file.engines)
     if whole(file.reconnect_base, file.reconnect_max) and file.reconnect_base > file.reconnect_max:
         expected = "a duration not longer than `reconnect_max`"
         yield Remark(path=("reconnect_base",), expected=expected, hint="the wait between tries grows from base to max")
 
 
-def _llamacpp(file: LlamacppFile) -> Iterator[Remark]:
-    if not whole(file.bin, file.build):
-        return
-    if file.bin is None and file.build is None:
-        yield Remark(path=("engines", "llamacpp"), expected="`bin`, the path of llama-server, or `build`, cpu or cuda")
-    if file.bin is not None and file.build is not None:
-        hint = "where `bin` names a program nothing is installed: leave one of them out"
-        yield Remark(path=("engines", "llamacpp", "build"), expected="`build` or `bin`, not both", hint=hint)
+def _programs(engines: EnginesFile) -> Iterator[Remark]:
+    """An engine is installed, in one build or another, or its program is named."""
+    for name, key, what in (
+        ("llamacpp", "bin", "the path of llama-server"),
+        ("vllm", "bin", "the path of vllm"),
+        ("sglang", "python", "the path of the interpreter that has SGLang"),
+    ):
+        file = getattr(engines, name)
+        if not whole(file) or file is None or not whole(*vars(file).values()):
+            continue
+        program = getattr(file, key)
+        if program is not None and file.build is not None:
+            hint = f"where `{key}` names a program nothing is installed: leave one of them out"
+            yield Remark(path=("engines", name, "build"), expected=f"`build` or `{key}`, not both", hint=hint)
+        if all(value is None for value in vars(file).values()) and name != "vllm":
+            yield Remark(path=("engines", name), expected=f"`{key}`, {what}, or `build`, cpu or cuda")
 
 
 def _servers(file: AgentFile) -> Iterator[Remark]:
@@ -283,7 +293,11 @@ def agent_config(file: AgentFile) -> AgentConfig:
 def _engines(file: EnginesFile) -> AgentEngines:
     vllm, sglang, llamacpp = file.vllm, file.sglang, file.llamacpp
     return AgentEngines(
-        vllm=VllmOnNode(bin=vllm.bin, launch_mode=vllm.launch_mode, ray_bin=vllm.ray_bin) if vllm else None,
-        sglang=SglangOnNode(python=sglang.python) if sglang else None,
+        vllm=_vllm(vllm) if vllm else None,
+        sglang=SglangOnNode(python=sglang.python, build=sglang.build) if sglang else None,
         llamacpp=LlamacppOnNode(bin=llamacpp.bin, build=llamacpp.build) if llamacpp else None,
     )
+
+
+def _vllm(file: VllmFile) -> VllmOnNode:
+    return VllmOnNode(bin=file.bin, launch_mode=file.launch_mode, ray_bin=file.ray_bin, build=file.build)

@@ -147,7 +147,7 @@ def _engine_source(value: object, info: ValidationInfo) -> str | DownloadFile:
 
 class EngineFile(Section):
     TITLE = "an engine"
-    WORDS: ClassVar[Mapping[str, str]] = {"build": "version", "tag": "version", "release": "version"}
+    WORDS: ClassVar[Mapping[str, str]] = {"tag": "version", "release": "version", "variant": "build"}
     HINTS: ClassVar[Mapping[str, str]] = {
         "url": "it belongs in `source`: source: {url: …, sha256: …}",
         "sha256": "it belongs in `source`: source: {url: …, sha256: …}",
@@ -157,16 +157,11 @@ class EngineFile(Section):
     version: Version = Field(description="the version that every node should have, such as b10991 or 0.33.0")
     source: Annotated[str | DownloadFile, PlainValidator(_engine_source)] = "github"
     package: Package | None = None
+    build: Building | None = None
 
 
 class PythonEngineFile(EngineFile):
     source: Annotated[str | DownloadFile, PlainValidator(_engine_source)] = "index"
-
-
-class LlamacppFile(EngineFile):
-    WORDS: ClassVar[Mapping[str, str]] = {"tag": "version", "release": "version", "variant": "build"}
-
-    build: Building | None = None
 
 
 class EnginesFile(Section):
@@ -174,7 +169,7 @@ class EnginesFile(Section):
     WORDS: ClassVar[Mapping[str, str]] = {"llama.cpp": "llamacpp", "llama": "llamacpp"}
     HINTS: ClassVar[Mapping[str, str]] = {"sim": "the simulated engine is part of llmgw: there is nothing to install"}
 
-    llamacpp: LlamacppFile | None = None
+    llamacpp: EngineFile | None = None
     vllm: PythonEngineFile | None = None
     sglang: PythonEngineFile | None = None
 
@@ -283,8 +278,7 @@ def _engine_spec(name: EngineName, engine: EngineFile) -> EngineSpec:
     where: dict[str, Any] = {"source": engine.source}
     if isinstance(engine.source, DownloadFile):
         where = {"source": engine.source.url, "sha256": engine.source.sha256}
-    build = engine.build if isinstance(engine, LlamacppFile) else None
-    return EngineSpec(name=name, version=engine.version, package=engine.package, build=build, **where)
+    return EngineSpec(name=name, version=engine.version, package=engine.package, build=engine.build, **where)
 
 
 def _nodes(nodes: NodesFile) -> NodesPolicy:
