@@ -18,6 +18,7 @@ from llmgw.agent.install.named import NamedKeeper
 from llmgw.cluster.model import DesiredShard
 from llmgw.engines import registry
 from llmgw.engines.base import Command, Engine, Launch, Probe, Sidecar
+from llmgw.engines.load import LoadMetrics
 from tests.agent.node import Node, sim
 
 PYTHON = (sys.executable, "-I", "-S", "-u", "-c")
@@ -55,8 +56,8 @@ while :; do sleep 0.02; done
 class Crewed(Engine):
     name = "vllm"
     starts_slowly_s = 20.0
-    worker_programs = ()
-    load_metrics = None
+    worker_programs: tuple[str, ...] = ()
+    load_metrics: LoadMetrics | None = None
 
     def __init__(self, folder: Path, *sidecars: Sidecar, serves: bool = True) -> None:
         self.folder = folder

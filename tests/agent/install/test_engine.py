@@ -117,7 +117,14 @@ async def test_from_loading_to_a_token_to_a_clean_end(installed: Installed, tmp_
             assert status == 200
             assert json.loads(body)["model"] == "small"
 
-        assert (await ask(http, Probe(method="GET", path="/metrics")))[0] == 200
+        probe = LLAMA.metrics()
+        assert probe is not None
+        assert (await ask(http, probe, key="wrong"))[0] == 401
+        status, body = await ask(http, probe)
+        assert status == 200
+        assert LLAMA.load_metrics is not None
+        told = {line.partition(" ")[0] for line in body.decode().splitlines()}
+        assert LLAMA.load_metrics.names <= told
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 
