@@ -1,7 +1,8 @@
 """Run in a root of its own: an engine is there, its library is taken away, and what the node says of it is printed.
 
-``python -m tests.agent.install.lost_library FOLDER heal|no-apt`` where FOLDER has an installed engine. Prints JSON
-lines ``[state, words]``, one for each change from the moment on at which the library is gone.
+``python -m tests.agent.install.lost_library FOLDER installed|named`` where FOLDER has an installed engine, which the
+agent's file names in the second case; then there is no apt-get either. Prints JSON lines ``[state, words]``, one for
+each change from the moment on at which the library is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from llmgw.cluster.catalog import EngineName
 from llmgw.engines.builds import DEFAULT_ENGINES
 
 from .node import Engines, failed, running
@@ -25,8 +27,12 @@ def remove() -> None:
     subprocess.run(["dpkg", "--remove", "--force-depends", PACKAGE], check=True, capture_output=True)
 
 
-async def lose(folder: Path, *, heals: bool) -> None:
-    async with running(Engines(folder)) as engines:
+async def lose(folder: Path, how: str) -> None:
+    heals = how == "installed"
+    named: dict[EngineName, Path] = {}
+    if not heals:
+        named["llamacpp"] = next(folder.glob("engines/llamacpp/*/*/bin/llama-server"))
+    async with running(Engines(folder, named=named)) as engines:
         engines.installer.take([SPEC])
         await engines.until(lambda: engines.usable(SPEC.version), "the engine is there")
         engines.said.clear()
@@ -43,4 +49,4 @@ async def lose(folder: Path, *, heals: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(lose(Path(sys.argv[1]), heals=sys.argv[2] == "heal"))
+    asyncio.run(lose(Path(sys.argv[1]), sys.argv[2]))

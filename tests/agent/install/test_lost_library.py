@@ -71,7 +71,7 @@ async def lost(installed: Installed, tmp_path: Path, how: str) -> list[tuple[str
 
 @needs_debian
 async def test_it_is_said_within_one_check_and_heals_by_itself(installed: Installed, tmp_path: Path) -> None:
-    said = await lost(installed, tmp_path, "heal")
+    said = await lost(installed, tmp_path, "installed")
     state, words = said[0]
     assert state == "failed"
     assert words.startswith("libgomp.so.1, which ")
@@ -84,8 +84,10 @@ async def test_it_is_said_within_one_check_and_heals_by_itself(installed: Instal
 
 
 @needs_debian
-async def test_where_nothing_can_be_installed_the_package_is_named(installed: Installed, tmp_path: Path) -> None:
-    state, words = (await lost(installed, tmp_path, "no-apt"))[-1]
+async def test_a_named_binary_without_apt_names_library_and_package(installed: Installed, tmp_path: Path) -> None:
+    state, words = (await lost(installed, tmp_path, "named"))[-1]
     assert state == "failed"
+    assert words.startswith("engines.llamacpp.bin in the agent's file names ")
+    assert "libgomp.so.1, which " in words
     assert "it is in the package libgomp1 (apt-get install libgomp1)" in words
     assert "there is no apt-get on this node: install libgomp1 by hand; next try in" in words

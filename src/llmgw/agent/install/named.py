@@ -46,15 +46,20 @@ class NamedKeeper(Keeper):
                 self._say(EngineState.INSTALLED, self._words())
 
     async def _have(self) -> None:
-        if self.program is None:
-            await self._prove()
+        """Installs OS packages that it lacks: they are the system's, whoever brought the program."""
+        while self.program is None:
+            try:
+                await self._prove()
+            except NotProved as failure:
+                if not await self._recipes.mend(failure, self._progress):
+                    raise
 
     async def _prove(self) -> None:
         self._progress(EngineState.PROVING, f"seeing whether {self._path} works here")
         try:
             program = await self._recipes.prove_named(self.name, self._path, self._scratch, self._progress)
         except NotProved as error:
-            raise NotProved(f"{self._key}, which does not work: {error}") from None
+            raise NotProved(f"{self._key}, which does not work: {error}", error.missing) from None
         self.program, self.version = program, program.version
         self._say(EngineState.INSTALLED, self._words())
 
