@@ -13,7 +13,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench simulate simulate-planted soak-cluster lock clean
+.PHONY: up test check format bench simulate simulate-planted soak-cluster test-engines lock lock-engine clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
@@ -44,6 +44,17 @@ simulate-planted: .venv/dev
 
 soak-cluster: .venv/dev
 	$(BIN)/python -m tests.cluster.net.soak $(ARGS)
+
+# The engines themselves, installed by agents: minutes, gigabytes, and nothing for a machine that is busy.
+# ARGS="-k sglang" for some of it; LLMGW_REAL_ENGINES=/FOLDER keeps what is installed for the next run.
+test-engines: export LLMGW_REAL_ENGINES ?= 1
+test-engines: .venv/dev
+	$(BIN)/python -m pytest -s tests/engines_real $(ARGS)
+
+# The list of packages that agents install an engine from: make lock-engine ENGINE=vllm VERSION=0.33.0 BUILD=cuda
+BUILD ?= cuda
+lock-engine: .venv/dev
+	$(BIN)/python deploy/lock_engine.py $(ENGINE) $(VERSION) $(BUILD) $(ARGS)
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/gateway/run.py $(ARGS)
