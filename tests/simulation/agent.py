@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llmgw.cluster.catalog import Profile
 from llmgw.cluster.model import DesiredShard, EngineOnNode, EngineState, ObservedShard, ShardState, Vitals
 from llmgw.link.course import Conversation, Course, Deliver, Ended
 from llmgw.link.messages import Desired, Heartbeat, Hello, Observed, Welcome
 from llmgw.version import VERSION
 
+from .builds import ENGINE, OWN
 from .machine import Engine, Machine, Phase, Remembered
 from .process import Process
 from .wires import CLIENT, Stream
@@ -162,6 +164,8 @@ class Life:
     """None: a stray, of which only the process or its end is known."""
     engine: Engine | None = None
     ending: bool = False
+    waits: bool = False
+    """For its engine, which is not here."""
     proved: bool = False
 
 
@@ -179,6 +183,7 @@ class Agent(Caller):
         self.revision = self.asked = 0
         self.probed = False
         self.engines: tuple[EngineOnNode, ...] = ()
+        self.builds = Installer(self)
         self._said: Observed | None = None
         self._dirty = False
         if self.alive:
@@ -191,8 +196,17 @@ class Agent(Caller):
         self.lives = {}
 
     def _probe(self) -> None:
-        self.probed, self.engines = True, SIM
+        self.probed = True
+        self.engines_changed()
+
+    def engines_changed(self) -> None:
+        """Say anew which engines there are, and go on with what waited for one."""
+        if self.probed:
+            self.engines = (*SIM, *self.builds.states())
         self._touch()
+        for life in list(self.lives.values()):
+            if life.waits:
+                self._prepared(life)
 
     def vitals(self) -> Vitals | None:
         return VITALS
@@ -220,6 +234,7 @@ class Agent(Caller):
             self.world.checks.desired_taken(self, frame)
             self.wanted = {shard.id: shard for shard in frame.shards}
             self.asked = frame.revision
+            self.builds.take(frame)
             self._converge()
 
     def shards(self) -> tuple[ObservedShard, ...]:
@@ -257,7 +272,7 @@ class Agent(Caller):
     def look_again(self) -> None:
         """What the machine is may have changed: all is said anew."""
         self._said = None
-        self._touch()
+        self.engines_changed()
         for life in self.lives.values():
             if life.engine is not None and life.engine.live and not life.engine.healthy:
                 self.engine_changed(life.engine)
@@ -350,6 +365,7 @@ class Agent(Caller):
         del self.lives[life.id]
         self._touch()
         self._converge()
+        self.builds.converge()
 
     # -- one shard, from nothing to a process
 
@@ -357,7 +373,11 @@ class Agent(Caller):
         return self.lives.get(life.id) is life and not life.ending
 
     def _prepared(self, life: Life) -> None:
-        if not self._current(life) or life.asked is None:
+        if not self._current(life) or life.asked is None or life.observed.state is not ShardState.PREPARING:
+            return
+        life.waits = not self.builds.has(life.asked.profile)
+        if life.waits:
+            self._say(life, ShardState.PREPARING, f"waiting for {life.asked.profile.engine_version} on this node")
             return
         if life.asked.profile.nodes > 1:
             self.world.checks.prepared(life.id, life.generation)
@@ -369,7 +389,7 @@ class Agent(Caller):
         asked, seen = life.asked, life.observed
         if asked is None or life.engine is not None or seen.state is not ShardState.PREPARING:
             return
-        if asked.go and (prepared or seen.prepared):
+        if asked.go and not life.waits and (prepared or seen.prepared):
             self._launch(life, asked)
 
     def _launch(self, life: Life, asked: DesiredShard) -> None:
@@ -444,6 +464,86 @@ class Agent(Caller):
         engine = life.engine
         if self._current(life) and engine is not None and engine.live and not engine.healthy:
             engine.terminate()
+
+
+class Installer:
+    """Versions of the engine that has some: installed as they are asked for, removed where nobody wants them."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._machine = agent.machine
+        self._builds = agent.world.builds
+        self._wanted: tuple[str, ...] | None = None
+        self._kept: tuple[str, ...] = ()
+        self._states: dict[str, EngineOnNode] = {}
+        """Of those that are being installed, or were tried."""
+
+    @property
+    def _named(self) -> bool:
+        return self._machine.id in self._builds.named
+
+    def states(self) -> tuple[EngineOnNode, ...]:
+        if self._named:
+            return (EngineOnNode(name=ENGINE, version=OWN, state=EngineState.INSTALLED, named=True),)
+        return tuple(self._state(version) for version in sorted(self._machine.installed | self._states.keys()))
+
+    def _state(self, version: str) -> EngineOnNode:
+        if version not in self._machine.installed:
+            return self._states[version]
+        if version in self._machine.spoiled:
+            return EngineOnNode(name=ENGINE, version=version, state=EngineState.FAILED, words="a library is gone")
+        return EngineOnNode(name=ENGINE, version=version, state=EngineState.INSTALLED)
+
+    def has(self, profile: Profile) -> bool:
+        if profile.engine != ENGINE or self._named:
+            return True
+        return profile.engine_version in self._machine.installed - self._machine.spoiled
+
+    def take(self, frame: Desired) -> None:
+        self._wanted = tuple(spec.version for spec in frame.engines if spec.name == ENGINE)
+        self._kept = tuple(spec.version for spec in frame.engines_kept if spec.name == ENGINE)
+        self.converge()
+
+    def converge(self) -> None:
+        if self._wanted is None or self._named or not self._builds.used:
+            return
+        agent, machine = self._agent, self._machine
+        runs = {engine.shard.profile.engine_version for engine in machine.engines}
+        runs |= {life.asked.profile.engine_version for life in agent.lives.values() if life.asked is not None}
+        gone = (machine.installed | self._states.keys()) - {*self._wanted, *self._kept, *runs}
+        for version in gone:
+            machine.installed.discard(version)
+            machine.spoiled.discard(version)
+            self._states.pop(version, None)
+        begun = [each for each in self._wanted if each not in machine.installed and each not in self._states]
+        for version in begun:
+            self._begin(version)
+        if gone or begun:
+            agent.engines_changed()
+
+    def _begin(self, version: str) -> None:
+        words = f"downloading {version}"
+        self._states[version] = EngineOnNode(name=ENGINE, version=version, state=EngineState.DOWNLOADING, words=words)
+        self._agent.after(self._builds.install_s(), self._over, version)
+
+    def _over(self, version: str) -> None:
+        agent, machine = self._agent, self._machine
+        if version not in self._states or self._states[version].state is not EngineState.DOWNLOADING:
+            return
+        if machine.id in self._builds.known[version].on and not agent.world.chance("install_fails"):
+            del self._states[version]
+            machine.installed.add(version)
+            agent.world.checks.counted["versions installed"] += 1
+        else:
+            words = f"{version} says another version"
+            self._states[version] = EngineOnNode(name=ENGINE, version=version, state=EngineState.FAILED, words=words)
+            agent.after(agent.rng.uniform(10.0, 30.0), self._again, version)
+        agent.engines_changed()
+
+    def _again(self, version: str) -> None:
+        if version in self._states and self._states[version].state is EngineState.FAILED:
+            self._begin(version)
+            self._agent.engines_changed()
 
 
 def _endpoint(machine: Machine, shard: DesiredShard) -> str | None:

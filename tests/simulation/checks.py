@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgw.cluster.lifecycle import AWAY, ENDED
-from llmgw.cluster.model import PORT_BLOCK, Cluster, Node, NodeState, Placement, Replica, ReplicaState
+from llmgw.cluster.model import PORT_BLOCK, Cluster, EngineHistory, Node, NodeState, Placement, Replica, ReplicaState
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import wanted
 from llmgw.control.plane import STALL_S, TICK_S, Plane
 from llmgw.link.messages import Desired, Routes, Welcome
 from llmgw.store.base import Change, Lead
 
+from .builds import ENGINE
 from .machine import Engine, Machine
 from .story import Violation
 
@@ -39,6 +40,8 @@ class Checks:
         self.world = world
         self.counted: Counter[str] = Counter()
         self.replicas: dict[str, Replica] = {}
+        """As they were last committed."""
+        self.engines: dict[str, EngineHistory] = {}
         """As they were last committed."""
         self.epoch = 0
         self._started: set[tuple[str, int]] = set()
@@ -68,6 +71,7 @@ class Checks:
             raise Violation("5", f"{engine.name} is started a second time")
         self._started.add(key)
         self.counted["engines"] += 1
+        self._has_version(engine, machine)
         uuids = set(placement.gpu_uuids)
         stated = shard.profile.gpus_per_node
         if len(uuids) != stated:
@@ -90,6 +94,16 @@ class Checks:
                 older = other.replica == engine.replica and other.shard.generation < shard.generation
                 if older and elsewhere.id not in excused:
                     raise Violation("5", f"{engine.name} starts while {other.name} still runs on {elsewhere.id}")
+
+    def _has_version(self, engine: Engine, machine: Machine) -> None:
+        profile = engine.shard.profile
+        if profile.engine != ENGINE:
+            return
+        self.counted["engines of a version"] += 1
+        if machine.id not in self.world.builds.named and profile.engine_version not in machine.installed:
+            raise Violation(
+                "version", f"{engine.name} starts on {machine.id}, which has not {profile.engine_version!r} installed"
+            )
 
     def refused(self, shard_id: str, generation: int) -> None:
         self._refused.add((shard_id, generation))
@@ -167,6 +181,9 @@ class Checks:
             self.replicas[replica.id] = replica
         for name in change.removed_replicas:
             self.replicas.pop(name, None)
+        for history in change.engines:
+            self.engines[history.name] = history
+            self.counted["rollbacks"] += bool(history.rolled_back)
 
     # -- what is sent
 
@@ -193,7 +210,11 @@ class Checks:
         assert process.plane is not None
         sent = self._sent.setdefault(peer.id, set())
         node = process.plane.cluster.nodes.get(peer.id)
+        builds = {(spec.name, spec.version) for spec in frame.engines}
         for shard in frame.shards:
+            profile = shard.profile
+            if profile.engine == ENGINE and (profile.engine, profile.engine_version) not in builds:
+                raise Violation("version", f"{peer.id} is asked for {shard.id} without {profile.engine_version!r}")
             key = (shard.id, shard.generation)
             if key in sent:
                 continue
@@ -277,6 +298,8 @@ class Checks:
             stored = self.replicas[name]
             if replica is not stored and _timeless(replica) != _timeless(stored):
                 raise Violation("stored", f"{replica} is stored as {stored}")
+        if after.engines != self.engines:
+            raise Violation("stored", f"{after.engines} are stored as {self.engines}")
 
     def _nodes_judged(self, process: ControlPlane, before: Cluster, after: Cluster) -> None:
         now_s = process.clock().monotonic_s
@@ -354,12 +377,23 @@ class Checks:
             self._has_failed(old, after)
         if replica.placements and (old is None or old.generation != replica.generation):
             self._placed(old, replica, after)
+        if old is not None and old.state is _R.READY and replica.state in LEAVING:
+            self._replaced(old, replica, after)
         if replica.state is _R.STOPPING and old is not None and old.state in (_R.DRAINING, _R.READY):
             self._stopped_in_peace(process, plane, old, replica, after)
 
+    def _replaced(self, old: Replica, replica: Replica, after: Cluster) -> None:
+        """What a roll takes away is in the catalog still, and its replacement serves: an upgrade costs no replica."""
+        beside = [each for each in after.replicas.values() if each.replaces == old.id and each.state not in LEAVING]
+        rolled = "takes over from it" in replica.why or "in its place" in replica.why or "is in effect" in replica.why
+        if not rolled or self._failed(old, after) or old.may_stop_first:
+            return
+        if not any(each.state is _R.READY for each in beside):
+            raise Violation("8", f"{old.id} leaves, and nothing serves in its place: {replica.why}")
+
     def _has_failed(self, replica: Replica, after: Cluster) -> None:
         """A rank of that very generation must have ended, or must have been refused where it is."""
-        if not replica.placements or _lost(replica, after):
+        if not replica.placements or _lost(replica, after) or _without_engine(replica, after):
             return
         keys = [(replica.shard_id(rank), replica.generation) for rank in range(len(replica.placements))]
         live = {(engine.shard.id, engine.shard.generation) for each in self.world.machines for engine in each.engines}
@@ -384,6 +418,9 @@ class Checks:
             raise Violation("2", f"{replica.id} of {ranks} ranks lies on {[each.node for each in replica.placements]}")
         for placement in replica.placements:
             node = after.nodes[placement.node]
+            has = node.engine(replica.profile.engine, replica.profile.engine_version)
+            if has is None or not has.usable:
+                raise Violation("version", f"{replica.id} is placed on {node.id}, which has {has}: {replica.profile}")
             if node.state is not NodeState.READY or placement.node in after.drains:
                 raise Violation("7", f"{replica.id} is placed on {node.id}, which is {node.state.value}")
             if ranks > 1:
@@ -492,6 +529,17 @@ def _lost(replica: Replica, after: Cluster) -> bool:
     return False
 
 
+def _without_engine(replica: Replica, after: Cluster) -> bool:
+    """One of its nodes says that the engine which it was to start there does not run any more."""
+    profile = replica.profile
+    assert profile is not None
+    for placement in replica.placements:
+        engine = after.nodes[placement.node].engine(profile.engine, profile.engine_version)
+        if engine is None or not engine.usable:
+            return True
+    return False
+
+
 def _shuffled(cluster: Cluster) -> Cluster:
     """The same cluster, with its mappings in another order."""
     return replace(
@@ -502,6 +550,7 @@ def _shuffled(cluster: Cluster) -> Cluster:
         replicas_made=_backwards(cluster.replicas_made),
         gateways=_backwards(cluster.gateways),
         drains=_backwards(cluster.drains),
+        engines=_backwards(cluster.engines),
     )
 
 

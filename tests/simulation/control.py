@@ -259,6 +259,7 @@ class ControlPlane(Process):
             nodes={node.id: node for node in saved.nodes},
             replicas={replica.id: replica for replica in saved.replicas},
             drains={drain.node: drain for drain in saved.drains},
+            engines={history.name: history for history in saved.engines},
             scale=saved.scale,
             replicas_made=saved.replicas_made,
             secret=saved.secret,

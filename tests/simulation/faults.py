@@ -45,6 +45,8 @@ class Faults:
             (4, self.slow_network),
             (1, self.second_machine),
         ]
+        if world.builds.used:
+            kinds.append((4, self.spoil_engine))
         self._weights = [weight for weight, _ in kinds]
         self._kinds = [kind for _, kind in kinds]
 
@@ -214,6 +216,21 @@ class Faults:
             self._tell("engine {} on {} hangs", engine.name, engine.machine.id)
             engine.hang()
 
+    def spoil_engine(self) -> None:
+        """What is installed does not run any more. What was started from it goes on."""
+        machine = self._machine()
+        sound = sorted(machine.installed - machine.spoiled)
+        if sound:
+            version = self.rng.choice(sound)
+            self._tell("{} of {} does not run any more", version, machine.id)
+            machine.spoiled.add(version)
+            self._look_again(machine)
+            self._later(self._mend_engine, machine, version)
+
+    def _mend_engine(self, machine: Machine, version: str) -> None:
+        machine.spoiled.discard(version)
+        self._look_again(machine)
+
     def squat(self) -> None:
         machine = self._machine()
         ports = machine.inventory.ports
@@ -274,6 +291,7 @@ class Faults:
         world.wires.latency_s = 0.002
         for machine in world.machines:
             machine.squatted.clear()
+            machine.spoiled.clear()
             hcas = tuple(replace(hca, state="ACTIVE") for hca in machine.inventory.hcas)
             gpus = tuple(replace(gpu, problem=None) for gpu in machine.inventory.gpus)
             machine.change(hcas=hcas, gpus=gpus)

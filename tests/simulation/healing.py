@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmgw.cluster import rolling
+from llmgw.cluster.catalog import Profile
+from llmgw.cluster.engines import on_spares
 from llmgw.cluster.model import Cluster, DrainState, MoveState, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import standing, wanted
 
+from .builds import ENGINE
 from .story import Violation
 
 if TYPE_CHECKING:
@@ -40,8 +43,8 @@ class Healing:
             world.operator.put_right()
             amiss = self.amiss()
             leader = world.leader()
-            now = leader.plane.cluster.replicas if leader is not None and leader.plane is not None else None
-            if amiss or now is not state:
+            now = _stands(leader.plane.cluster) if leader is not None and leader.plane is not None else None
+            if amiss or now != state:
                 still_since, state = world.timeline.now, now
             elif still_since is not None and world.timeline.now - still_since >= STILL_FOR_S:
                 break
@@ -82,6 +85,7 @@ class Healing:
             self._nodes(cluster)
             or self._models(cluster)
             or self._engines(cluster)
+            or self._builds(cluster)
             or self._gateways(leader.plane.epoch)
             or (f"{len(world.open_requests)} requests are open" if world.open_requests else "")
         )
@@ -112,7 +116,8 @@ class Healing:
     def _rolls(self, cluster: Cluster) -> str:
         for replica in cluster.replicas.values():
             why = rolling.reason(cluster, replica) if replica.state is _R.READY else ""
-            if why and "no room" not in rolling.held_by(cluster, replica):
+            held = rolling.held_by(cluster, replica) if why else ""
+            if why and "no room" not in held and "no node has" not in held:
                 return f"{replica.id} is not rolled over ({why}): {rolling.held_by(cluster, replica)}"
         return ""
 
@@ -142,23 +147,38 @@ class Healing:
             return f"engines {sorted(there - meant)} run and should not, {sorted(meant - there)} should and do not"
         return self._room(cluster)
 
+    def _builds(self, cluster: Cluster) -> str:
+        """What can be installed is, and nothing lies about that nobody wants."""
+        builds = self.world.builds
+        for machine in self.world.machines if builds.used else ():
+            if machine.id in builds.named:
+                continue
+            history = cluster.engines[ENGINE]
+            version = history.in_effect.version
+            if machine.id in builds.known[version].on and version not in machine.installed:
+                return f"{machine.id} has not {version} yet"
+            runs = {engine.shard.profile.engine_version for engine in machine.engines}
+            kept = {build.version for build in (history.in_effect, history.kept, *history.older) if build is not None}
+            if machine.installed - kept - runs:
+                return f"{machine.id} has {sorted(machine.installed - kept - runs)} left over"
+        return ""
+
     def _room(self, cluster: Cluster) -> str:
         """An unplaced replica of one node must not have an obvious place."""
         for replica in cluster.replicas.values():
             spec = cluster.catalog.model(replica.model)
             if replica.state is not _R.UNPLACED or spec is None:
                 continue
-            for profile in spec.profiles:
-                if profile.nodes == 1 and any(
-                    self._fits(cluster, node, profile.gpus_per_node, profile.memory_bytes or 0)
-                    for node in cluster.nodes.values()
-                ):
+            for profile in (*spec.profiles, *on_spares(cluster, spec).profiles):
+                if profile.nodes == 1 and any(self._fits(cluster, node, profile) for node in cluster.nodes.values()):
                     return f"{replica.id} is unplaced, and would fit: {replica.why}"
         return ""
 
-    def _fits(self, cluster: Cluster, node: Node, gpus: int, memory_bytes: int) -> bool:
-        if node.id in cluster.drains or node.inventory is None:
+    def _fits(self, cluster: Cluster, node: Node, profile: Profile) -> bool:
+        engine = node.engine(profile.engine, profile.engine_version)
+        if node.id in cluster.drains or node.inventory is None or engine is None or not engine.usable:
             return False
+        gpus, memory_bytes = profile.gpus_per_node, profile.memory_bytes or 0
         held = [
             placement
             for replica in cluster.replicas.values()
@@ -175,6 +195,11 @@ class Healing:
             if not gateway.connected or gateway.table is None or gateway.table.epoch != epoch:
                 return f"{gateway.name} has no table of epoch {epoch}"
         return ""
+
+
+def _stands(cluster: Cluster) -> object:
+    """Not the words: a node that goes on trying what can't be installed says so each time."""
+    return {key: (each.state, each.generation, each.placements) for key, each in cluster.replicas.items()}
 
 
 def _held_by_a_drain(cluster: Cluster, replica: Replica) -> bool:

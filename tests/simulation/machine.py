@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from llmgw.cluster.model import DesiredShard, Exit, Inventory
 
+from .builds import ENGINE
+
 if TYPE_CHECKING:
     from .agent import Agent
     from .gateway import Request
@@ -71,11 +73,17 @@ class Engine:
     def begin(self) -> None:
         """The process has been started."""
         world = self.world
-        if BROKEN in self.shard.profile.args or world.chance("exit_at_start"):
+        if BROKEN in self.shard.profile.args or not self._serves() or world.chance("exit_at_start"):
             world.timeline.after(world.rng.uniform(0.05, 1.0), self.end, Exit(status=1, last_lines=("bad flag",)))
             return
         self.group.join(self)
         world.timeline.after(START_LIMIT_S, self._give_up)
+
+    def _serves(self) -> bool:
+        profile = self.shard.profile
+        if profile.engine != ENGINE or self.machine.id in self.world.builds.named:
+            return True
+        return self.world.builds.serves(profile.engine_version)
 
     def load(self) -> None:
         """All ranks have met: rank 0 loads and serves."""
@@ -202,6 +210,10 @@ class Machine:
         self.remembered: dict[str, Remembered] = {}
         self.ended: dict[str, tuple[int, Exit]] = {}
         """By shard id: what the supervisor keeps of the last generation that ended, output and all."""
+        self.installed: set[str] = set()
+        """Versions of the engine that has versions."""
+        self.spoiled: set[str] = set()
+        """Of those the ones that do not run any more: a library was removed, say."""
         self.squatted: set[int] = set()
         """Blocks of ports in which somebody else's process listens."""
         self.agent: Agent

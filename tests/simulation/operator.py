@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmgw.cluster.catalog import Catalog, ModelSpec
+from llmgw.cluster.catalog import Catalog, EngineSpec, ModelSpec
 from llmgw.cluster.model import NodeState
 from llmgw.control import operations
 
+from .builds import ENGINE
 from .control import ControlPlane
 from .scenario import changed, mended
 
@@ -30,6 +32,8 @@ class Operator:
             (1, self.release_brake),
             (1, self.remove_node),
         ]
+        if world.builds.used:
+            acts += [(4, self.change_engine), (1, self.roll_back)]
         self._weights = [weight for weight, _ in acts]
         self._acts = [act for _, act in acts]
         self._take_back = False
@@ -68,7 +72,22 @@ class Operator:
 
     def reload(self, process: ControlPlane) -> None:
         world = self.world
-        self._write(changed(self.rng, world.catalog, world.scenario.catalog))
+        self._write(changed(self.rng, world.catalog, world.first_catalog))
+
+    def change_engine(self, process: ControlPlane) -> None:
+        builds = self.world.builds
+        self._write_engine(builds.new() if builds.rng.random() < 0.7 else builds.another())
+
+    def _write_engine(self, spec: EngineSpec) -> None:
+        builds = self.world.builds
+        self._tell("changes the file to {} {}: {}", spec.name, spec.version, builds.known[spec.version])
+        self._write(replace(self.world.catalog, engines=(spec,)))
+
+    def roll_back(self, process: ControlPlane) -> None:
+        assert process.plane is not None
+        reset = self.world.builds.rng.random() < 0.4
+        asked = operations.roll_back_engine(process.plane, ENGINE, reset=reset)
+        self._ask(process, asked, "rolls {} back, reset {}", ENGINE, reset)
 
     def _write(self, catalog: Catalog) -> None:
         world = self.world
@@ -144,8 +163,19 @@ class Operator:
     def leave(self) -> None:
         """What is put right before the end, so that the wished state can be reached."""
         self._write(mended(self.world.catalog))
+        self._mend_engine()
         self._take_back = self.rng.random() < 0.5
         self.put_right()
+
+    def _mend_engine(self) -> None:
+        """At times the version in the file stays, whatever it is: there is one to go back to then."""
+        builds, leader = self.world.builds, self.world.leader()
+        if not builds.used:
+            return
+        history = leader.plane.cluster.engines.get(ENGINE) if leader is not None and leader.plane is not None else None
+        before = history.previous if history is not None else None
+        if before is None or not builds.is_sound(before.version) or builds.rng.random() < 0.4:
+            self._write_engine(builds.sound())
 
     def put_right(self) -> None:
         """Ends drains where they are to end, now or as soon as somebody leads."""

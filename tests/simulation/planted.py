@@ -13,7 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmgw.cluster import brake, capacity, derived, fitness, lifecycle, observe, quiet, scaling, topology
+from llmgw.cluster import (
+    brake,
+    capacity,
+    derived,
+    engines,
+    fitness,
+    lifecycle,
+    observe,
+    quiet,
+    replacing,
+    scaling,
+    topology,
+)
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, ObservedShard, Replica, ReplicaState
 from llmgw.cluster.step import Step
 from llmgw.control import leadership, plane
@@ -203,6 +215,35 @@ def _lost_answer(undo: Undo) -> None:
     _put(undo, plane._Doubtful, "add", lambda self, change: None)
 
 
+def _any_version(undo: Undo) -> None:
+    original = fitness.basic_rule
+
+    def basic_rule(node: Node, needs: Any, drains: Any) -> Any:
+        return original(node, replace(needs, version=""), drains)
+
+    _everywhere(undo, fitness, "basic_rule", basic_rule)
+
+
+def _builds_in_use(undo: Undo) -> None:
+    _everywhere(undo, engines, "builds_for", lambda cluster, here: cluster.catalog.engines)
+
+
+def _engines_not_stored(undo: Undo) -> None:
+    original = plane.Plane._change
+
+    def change(self: Any, *arguments: Any) -> Any:
+        return replace(original(self, *arguments), engines=())
+
+    _put(undo, plane.Plane, "_change", change)
+
+
+def _upgrade_first(undo: Undo) -> None:
+    def is_sure(step: Step, replica: Replica) -> bool:
+        return bool(replica.placements)
+
+    _put(undo, replacing, "_is_sure", is_sure)
+
+
 FAULTS = (
     Planted("fence", "a write with the epoch of a deposed leader goes through", _fence),
     Planted("start-grace", "a control plane that has just started judges at once who is lost", _start_grace),
@@ -224,6 +265,10 @@ FAULTS = (
     Planted("verdict", "a node that returns is told to stop what it runs before the verdict", _verdict),
     Planted("older-leader", "a leader does not look after its lease, and agents go back to it", _older_leader),
     Planted("lost-answer", "a write whose answer was lost is not written again", _lost_answer),
+    Planted("any-version", "a replica is placed wherever its engine is, at whatever version", _any_version),
+    Planted("builds-in-use", "nodes are not told to have the versions that their replicas run on", _builds_in_use),
+    Planted("engines-not-stored", "which version was in effect before is not stored", _engines_not_stored),
+    Planted("upgrade-first", "an original goes once its replacement is placed, ready or not", _upgrade_first),
 )
 
 

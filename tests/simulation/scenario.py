@@ -64,6 +64,7 @@ def draw(rng: Random) -> Scenario:
             "store_slow": 0.06,
             "store_fails": 0.02 * calm,
             "long_weights": 0.1,
+            "install_fails": 0.1,
         },
     )
 
@@ -139,7 +140,8 @@ def changed(rng: Random, catalog: Catalog, original: Catalog) -> Catalog:
     elif what == "alias":
         models[at] = replace(spec, aliases=() if spec.aliases else (f"{spec.name}-{rng.randrange(9)}",))
     elif what == "profile":
-        models[at] = replace(spec, profiles=(profile(rng, spec.profiles[0].name), *spec.profiles[1:]))
+        other = replace(profile(rng, spec.profiles[0].name), engine=spec.profiles[0].engine)
+        models[at] = replace(spec, profiles=(other, *spec.profiles[1:]))
     else:
         args = (BROKEN,) if what == "broken" else ()
         first = replace(spec.profiles[0], context=rng.choice((1024, 2048, 4096)), args=args)

@@ -10,6 +10,7 @@ from llmgw.cluster.catalog import Catalog
 from llmgw.store.memory import MemoryStore
 
 from .agent import Agent
+from .builds import Builds
 from .checks import Checks
 from .control import ControlPlane
 from .faults import Faults
@@ -35,7 +36,9 @@ class World:
         self.wires = Wires(self.timeline, self.rng)
         self.checks = Checks(self)
         self.store = MemoryStore(secret=SECRET, clock=self.database_clock, events_kept=50, prune_every=200)
-        self.catalog: Catalog = scenario.catalog
+        self.builds = Builds(seed, [inventory.hostname for inventory in scenario.inventories])
+        self.catalog: Catalog = self.builds.begin(scenario.catalog)
+        self.first_catalog = self.catalog
         self.heartbeat_s = scenario.heartbeat_s
         self.suspect_after_s = scenario.suspect_after_s
         self.lost_after_s = scenario.lost_after_s

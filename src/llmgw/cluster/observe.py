@@ -22,7 +22,7 @@ from llmgw.cluster.lifecycle import (
     observed,
     stop,
 )
-from llmgw.cluster.model import Exit, Node, NodeState, ObservedShard, Replica, ReplicaState, ShardState
+from llmgw.cluster.model import EngineState, Exit, Node, NodeState, ObservedShard, Replica, ReplicaState, ShardState
 from llmgw.cluster.step import Step
 
 _PROGRESS = {
@@ -113,6 +113,8 @@ def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedSh
         # One that leaves has met long ago, and goes on with what it has.
         if moved_away(replica, node, rank) and replica.state is not ReplicaState.DRAINING:
             return _moved_words(replica, node, rank)
+        if replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING) and not _started(replica, shards):
+            return _engine_gone(replica, node)
         return ""
     if replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING) and not _started(replica, shards):
         # An agent that was restarted while it fetched weights begins anew: it remembers what it started, not what it
@@ -127,6 +129,21 @@ def moved_away(replica: Replica, node: Node, rank: int) -> bool:
         return False
     placed = replica.placements[rank].address
     return bool(placed) and node.inventory.mgmt_addr != placed
+
+
+def _engine_gone(replica: Replica, node: Node) -> str:
+    """Why its engine can't be started there any more, though it could when it was placed; empty: it can, or may soon.
+    The agent would wait for it, and the replica may have another place meanwhile."""
+    profile = replica.profile
+    if profile is None or not node.probed:
+        return ""
+    engine = node.engine(profile.engine, profile.engine_version)
+    which = f"{profile.engine} {profile.engine_version}".strip()
+    if engine is None:
+        return f"{which} is not on {node.id} any more"
+    if engine.state is EngineState.FAILED:
+        return f"{which} can't be used on {node.id} any more: {engine.words or engine.state.value}"
+    return ""
 
 
 def _moved_words(replica: Replica, node: Node, rank: int) -> str:
