@@ -45,18 +45,27 @@ def megabytes(*folders: Path) -> int:
 
 def resident_megabytes(pid: int) -> int:
     """Of a process and all its descendants."""
+    sizes = [_status(each).get("VmRSS", "0 kB").split()[0] for each in descendants(pid)]
+    return sum(map(int, sizes)) * 1024 // 1_000_000
+
+
+def descendants(pid: int) -> list[int]:
+    """The process itself first."""
     children: dict[int, list[int]] = {}
-    sizes: dict[int, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
-        except OSError:
-            continue
-        children.setdefault(int(status["PPid"]), []).append(int(process.name))
-        sizes[int(process.name)] = int(status.get("VmRSS", "0 kB").split()[0])
-    found, todo = 0, [pid]
+        children.setdefault(int(_status(int(process.name)).get("PPid", "0")), []).append(int(process.name))
+    found: list[int] = []
+    todo = [pid]
     while todo:
         here = todo.pop()
-        found += sizes.get(here, 0)
+        found.append(here)
         todo += children.get(here, [])
-    return found * 1024 // 1_000_000
+    return found
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return dict(line.split(":", 1) for line in lines if ":" in line)

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.lab import alive, eventually
 from tests.cluster.streams import ask, start_streams
 from tests.engines_real.cluster import MODEL, RealLab
-from tests.engines_real.figures import Figures, megabytes, resident_megabytes
+from tests.engines_real.figures import Figures, descendants, megabytes, resident_megabytes
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -72,7 +72,7 @@ def test_from_nothing_to_an_upgrade_without_a_lost_request(
         assert stream.tokens > 0
     assert not alive(first["pids"][0])
     with lab.admin() as client:
-        client.post("nodes/node01/undrain", {})
+        client.delete("nodes/node01/drain")
 
     # And the next version, under steady requests.
     second = lab.ready("tiny")
@@ -92,6 +92,25 @@ def test_from_nothing_to_an_upgrade_without_a_lost_request(
     node = third["placements"][0]["node"]
     assert lab.engine(node, "vllm", "0.32.0")["state"] == "installed"
     assert lab.engine(node, "vllm", "0.31.0")["state"] == "installed", "the one before is kept"
+
+
+def test_stopped_in_the_midst_of_a_stream_it_leaves_nothing(build: Callable[[str, str], RealLab]) -> None:
+    """vLLM hangs on SIGTERM while a stream is open, and when it is killed, what it has started lives on."""
+    lab = build(MODELS, engines("0.32.0"))
+    lab.server_file.write_text(f"drain: {{in_flight: 2s}}\n{lab.server_file.read_text()}")
+    lab.server()
+    lab.agent("node01")
+    lab.installed("node01", "vllm", "0.32.0", INSTALL_S)
+    replica = lab.ready("tiny", START_S)
+    family = descendants(replica["pids"][0])
+    assert len(family) >= 3, "its server, its engine and its worker"
+    (stream,) = start_streams(lab, lab.key(), 1, 2000, "tiny")
+    with lab.admin() as client:
+        client.put("models/tiny/scale", {"replicas": 0})
+    eventually(lambda: not any(alive(pid) for pid in family), "all of its processes are gone", 60)
+    stream.join(30)
+    assert not stream.done
+    eventually(lambda: _gone(lab, replica), "the replica is gone", 30)
 
 
 def _gone(lab: RealLab, replica: dict[str, Any]) -> bool:
