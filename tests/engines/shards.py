@@ -16,6 +16,11 @@ def help_of(build: str) -> str:
     return (HERE / f"help_{build}.txt").read_text()
 
 
+def whole_help(build: str) -> str:
+    """What a real ``vllm-0.32.0`` or ``sglang-0.5.23`` printed, every option of it."""
+    return (HERE / "help" / f"{build}.txt").read_text()
+
+
 def flags_of(build: str) -> frozenset[str]:
     """Every flag that the build's whole help defines, such as of ``vllm_0.32.0``."""
     return frozenset((HERE / f"flags_{build}.txt").read_text().split())

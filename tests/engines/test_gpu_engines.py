@@ -19,7 +19,7 @@ from llmgw.engines.base import Command, EngineUnhealthy, Launch, LaunchRefused
 from llmgw.engines.flags import read_flags
 from llmgw.engines.registry import ENGINES
 
-from .shards import flags_of, help_with, launch, shard
+from .shards import flags_of, help_with, launch, shard, whole_help
 
 GOLDEN = Path(__file__).parent / "golden_gpu"
 VLLM, SGLANG = ENGINES["vllm"], ENGINES["sglang"]
@@ -76,6 +76,14 @@ CASES: Mapping[str, Launch] = {
     "vllm-ray-2-rank-0": case("vllm", 0, nodes=2, launch_mode="ray", context=8192),
     "vllm-ray-2-rank-1": case("vllm", 1, nodes=2, launch_mode="ray", context=8192),
     "vllm-old-2-rank-0": case("vllm", 0, nodes=2, changed={"version": "0.10.2", "help_text": help_with(OLD_VLLM)}),
+    "vllm-0.31-1": case("vllm", changed={"version": "0.31.0+cpu", "help_text": whole_help("vllm-0.31.0")}),
+    "vllm-0.31-cpu": case(
+        "vllm",
+        gpus=0,
+        tensor_parallel=1,
+        memory_bytes=8 * 2**30,
+        changed={"version": "0.31.0+cpu", "help_text": whole_help("vllm-0.31.0")},
+    ),
     "vllm-0.17-1": case("vllm", changed={"version": "0.17.1"}),
     "vllm-cpu": case("vllm", gpus=0, tensor_parallel=1, memory_bytes=16 * 2**30, changed={"weights_bytes": 2**30}),
     "vllm-cpu-2-rank-0": case("vllm", 0, nodes=2, gpus=0, tensor_parallel=1, memory_bytes=8 * 2**30),
@@ -143,6 +151,18 @@ def test_every_flag_is_in_the_engines_help(name: str) -> None:
     assert [flag for flag in engine_flags if flag.startswith("-") and flag not in flags] == []
     ray_flags = [flag for sidecar in made.sidecars for flag in sidecar.argv if flag.startswith("-")]
     assert [flag for flag in ray_flags if flag not in flags_of("ray_2.60.0")] == []
+
+
+@pytest.mark.parametrize("build", ["vllm-0.31.0", "vllm-0.32.0", "sglang-0.5.23"])
+def test_every_flag_is_in_the_whole_help_of_a_real_build_and_has_a_value_where_it_takes_one(build: str) -> None:
+    name = build.partition("-")[0]
+    flags = read_flags(whole_help(build))
+    for of in (each for each in CASES.values() if each.shard.profile.engine == name):
+        version = "" if name == "sglang" else build.partition("-")[2]
+        argv = command(dataclasses.replace(of, help_text=whole_help(build), version=version)).argv[len(of.program) :]
+        for argument, following in itertools.pairwise((*argv, "--end")):
+            if argument.startswith("-"):
+                assert flags[argument].takes_value == (not following.startswith("-")), argument
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "-rank-" in name])
