@@ -95,13 +95,14 @@ def _agent_file(config: Path | None) -> tuple[AgentConfig | None, Path]:
 
 def _named_by(file: AgentConfig, engine: str) -> tuple[str, Path] | None:
     engines = file.engines
-    if engine == "llamacpp" and engines.llamacpp is not None:
-        return "engines.llamacpp.bin", engines.llamacpp.bin
-    if engine == "vllm" and engines.vllm is not None and engines.vllm.bin is not None:
-        return "engines.vllm.bin", engines.vllm.bin
-    if engine == "sglang" and engines.sglang is not None:
-        return "engines.sglang.python", engines.sglang.python
-    return None
+    llamacpp, vllm, sglang = engines.llamacpp, engines.vllm, engines.sglang
+    chosen = {
+        "llamacpp": ("engines.llamacpp.bin", llamacpp.bin if llamacpp is not None else None),
+        "vllm": ("engines.vllm.bin", vllm.bin if vllm is not None else None),
+        "sglang": ("engines.sglang.python", sglang.python if sglang is not None else None),
+    }
+    key, program = chosen[engine]
+    return (key, program) if program is not None else None
 
 
 def _ray(file: AgentConfig) -> Path | None:

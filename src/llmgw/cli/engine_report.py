@@ -19,15 +19,12 @@ from llmgw.cli.engine_program import Found, NotChecked
 from llmgw.cli.rows import Column, console, fact, print_rows
 from llmgw.engines.base import Engine
 from llmgw.engines.check import Answer, Report, State, check
-from llmgw.engines.llamacpp import LlamaCpp
-from llmgw.engines.sglang import Sglang
-from llmgw.engines.vllm import Vllm
+from llmgw.engines.registry import ENGINES
 from llmgw.engines.widest import widest
 
 DIFFERS = 1
 COULD_NOT_CHECK = 2
 
-_ENGINES: Mapping[str, Engine] = {"llamacpp": LlamaCpp(), "vllm": Vllm(), "sglang": Sglang()}
 _STYLES = {
     State.MISSING: "red",
     State.REMOVED: "red",
@@ -46,6 +43,9 @@ class _Source:
     found: Found | None = None
     version: str = ""
     others: Mapping[str, str] = field(default_factory=dict)
+    """Helps of other programs of the engine."""
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Why other programs, which are there, gave none."""
     remarks: tuple[str, ...] = ()
 
 
@@ -70,10 +70,10 @@ def run_check(
 def _engine(name: str) -> Engine:
     if name == "sim":
         raise NotChecked("sim is a part of llmgw itself: there is nothing to check")
-    if name not in _ENGINES:
-        *others, last = _ENGINES
+    if name not in ENGINES:
+        *others, last = (known for known in ENGINES if known != "sim")
         raise NotChecked(f"{name} is no engine that llmgw knows: name {', '.join(others)} or {last}")
-    return _ENGINES[name]
+    return ENGINES[name]
 
 
 def _status(report: Report) -> int:
@@ -106,12 +106,12 @@ async def _asked(engine: Engine, bin: Path | None, config: Path | None) -> _Sour
     found = await asyncio.to_thread(engine_program.find, engine.name, bin, config)
     said = await engine_program.ask(engine, found)
     others: dict[str, str] = {}
-    remarks = [*found.remarks, *said.remarks]
+    silent: dict[str, str] = {}
     for program in dict.fromkeys(flag.program for flag in widest(engine, said.version) if flag.program):
         try:
             help_text = await engine_program.ask_other(engine, found, program)
         except NotChecked as error:
-            remarks.append(f"{program} was not checked: {error}")
+            silent[program] = str(error)
             continue
         if help_text is not None:
             others[program] = help_text
@@ -121,7 +121,8 @@ async def _asked(engine: Engine, bin: Path | None, config: Path | None) -> _Sour
         found=found,
         version=said.version,
         others=others,
-        remarks=tuple(remarks),
+        silent=silent,
+        remarks=(*found.remarks, *said.remarks),
     )
 
 
@@ -174,10 +175,12 @@ def _warnings(report: Report, source: _Source) -> list[str]:
         if looked.cut_short is not None:
             whose = f"the help of {looked.program}" if looked.program else "the help"
             warnings.append(f"{whose} may be cut off: {looked.cut_short}")
-    said = " ".join(source.remarks)
+    unread: dict[str, list[str]] = {}
     for program in report.unread:
-        if f"{program} was not checked" not in said:
-            warnings.append(f"{program} was not checked: {_why_unread(program, source.found)}")
+        if program not in source.silent:
+            unread.setdefault(_why_unread(program, source.found), []).append(program)
+    warnings += [f"not checked: {' and '.join(programs)}: {why}" for why, programs in unread.items()]
+    warnings += [f"not checked: {program}: {why}" for program, why in source.silent.items()]
     return [*warnings, *source.remarks]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from enum import StrEnum
 
@@ -168,8 +168,7 @@ def check(engine: Engine, help_text: str, *, version: str = "", others: Mapping[
         looking = _Looking(engine.name, version, read_help(helps[program]), ours)
         found = [looking.answer(flag) for flag in ours]
         cut_short = looking.cut_short(found)
-        if cut_short is not None:
-            found = [_unseen(answer) if looking.open(answer) else answer for answer in found]
+        found = [looking.final(answer, cut=cut_short is not None) for answer in found]
         looked.append(
             Looked(program=program, lines=len(looking.help.lines), flags=looking.definitions, cut_short=cut_short)
         )
@@ -204,8 +203,7 @@ class _Looking:
             return Answer(flag=flag, state=State.REMOVED, words=f"its line {removed.line} says: {removed.description}")
         if why := self._fine_without(flag):
             return Answer(flag=flag, state=State.LEFT_OUT, words=f"not in this version, and left out: {why}")
-        nearest = self._nearest(flag.name)
-        return Answer(flag=flag, state=State.MISSING, words=self._missing(flag, nearest), nearest=nearest)
+        return Answer(flag=flag, state=State.MISSING, words="")
 
     def cut_short(self, answers: Sequence[Answer]) -> str | None:
         """Why the help may be a part of itself; None where nothing speaks for it."""
@@ -228,6 +226,16 @@ class _Looking:
         last = defined is not None and defined.line == len(self.help.lines)
         return answer.state is State.MISSING or (answer.state is State.VALUE and last)
 
+    def final(self, answer: Answer, *, cut: bool) -> Answer:
+        """The answer in the light of whether the help may be ``cut`` off."""
+        if cut and self.open(answer):
+            words = "not there as far as the help goes, and it may be cut off"
+            return Answer(flag=answer.flag, state=State.UNSEEN, words=words)
+        if answer.state is not State.MISSING:
+            return answer
+        nearest = self._nearest(answer.flag.name)
+        return replace(answer, words=self._missing(answer.flag, nearest), nearest=nearest)
+
     def _fine_without(self, flag: Passed) -> str:
         span = _NOT_IN_ALL.get(self._engine, {}).get(flag.name)
         if span is None or flag.program or not flag.asked:
@@ -240,9 +248,9 @@ class _Looking:
     def _nearest(self, name: str) -> tuple[str, ...]:
         """Those that llmgw passes already are no new names of this one."""
         free = [other for other in self.help.flags if other.startswith("--") and other not in self._ours]
-        ranked = sorted(free, key=lambda other: (-_likeness(name, other), other))
-        close = tuple(other for other in ranked[:3] if _likeness(name, other) >= _ALIKE)
-        return close or tuple(ranked[:1])
+        ranked = sorted((-_likeness(name, other), other) for other in free)
+        close = tuple(other for likeness, other in ranked[:3] if -likeness >= _ALIKE)
+        return close or tuple(other for _, other in ranked[:1])
 
     def _missing(self, flag: Passed, nearest: tuple[str, ...]) -> str:
         lacking = ", nor is ".join(["not defined", *flag.instead])
@@ -282,22 +290,21 @@ def _disagreement(flag: Passed, defined: Flag) -> str:
     return ""
 
 
-def _unseen(answer: Answer) -> Answer:
-    return Answer(
-        flag=answer.flag, state=State.UNSEEN, words="not there as far as the help goes, and it may be cut off"
-    )
-
-
 def _named(answer: Answer) -> str:
     where = f"{answer.flag.program} " if answer.flag.program else ""
     return f"{where}{answer.flag.name}: {answer.words}"
 
 
 def _likeness(one: str, other: str) -> float:
-    """From 0 to 1: by letters, and by words where those are the same in another order."""
-    letters = SequenceMatcher(None, one, other).ratio()
+    """From 0 to 1: by letters, or by words where the order of those has changed; a name that goes on counts most."""
+    letters = SequenceMatcher(None, one.strip("-"), other.strip("-"))
+    if other.startswith(f"{one}-"):
+        return 0.9 + letters.ratio() / 10
     words, others = set(one.strip("-").split("-")), set(other.strip("-").split("-"))
-    return max(letters, len(words & others) / len(words | others))
+    shared = len(words & others) / len(words | others)
+    if letters.quick_ratio() <= max(shared, _ALIKE / 2):
+        return shared
+    return max(shared, letters.ratio()) * 0.9
 
 
 def _release(version: str) -> tuple[int, ...] | None:

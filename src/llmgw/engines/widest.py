@@ -44,8 +44,7 @@ _PROFILE: tuple[tuple[_Option, ...], ...] = (
     (("", {}), ("launch_mode mp", {"launch_mode": "mp"}), ("launch_mode ray", {"launch_mode": "ray"})),
     (("", {}), ("with a context", {"context": 8192})),
     (("", {}), ("with parallel", {"parallel": 4})),
-    (("", {}), ("with memory", {"memory_bytes": 8 << 30})),
-    (("", {}), ("with max_concurrency", {"max_concurrency": 8})),
+    (("", {}), ("with memory", {"memory_bytes": 8 << 30}), ("with max_concurrency", {"max_concurrency": 8})),
     (
         ("", {}),
         (
@@ -89,7 +88,7 @@ def widest(engine: Engine, version: str = "") -> tuple[Passed, ...]:
     return _widest(cast(Any, engine), version)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _widest(engine: Engine, version: str) -> tuple[Passed, ...]:
     wide = _Wide(engine, version)
     return tuple(wide.passed(program, name) for program, name in wide.found)
@@ -287,7 +286,11 @@ def _flags(argv: Sequence[str], names: Mapping[str, str]) -> Iterator[tuple[_Whe
         program = f"{program} {argv[1]}"
     for argument, following in itertools.zip_longest(argv[1:], argv[2:]):
         name, equals, value = argument.partition("=")
-        if FLAG.fullmatch(name) is None:
+        if not _is_flag(name):
             continue
-        stands_alone = following is None or FLAG.fullmatch(following.partition("=")[0]) is not None
+        stands_alone = following is None or _is_flag(following.partition("=")[0])
         yield (program, name), value if equals else None if stands_alone else following
+
+
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("-") and FLAG.fullmatch(argument) is not None
