@@ -121,7 +121,7 @@ async def _prove(
         with trial(scratch, (environment.folder, base)) as place:
             proof = await _see(_Asking(environment, place, inventory), stamp, say)
         await asyncio.to_thread(_write, seen, proof)
-    report = check(engine(environment.engine), proof.help_text, version=proof.version)
+    report = await asyncio.to_thread(check, engine(environment.engine), proof.help_text, version=proof.version)
     reads = tuple(dict.fromkeys((environment.folder, base)))
     program = Program(argv=environment.argv, version=proof.version, help_text=proof.help_text, reads=reads)
     return program, report.words
