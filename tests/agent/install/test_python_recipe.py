@@ -15,6 +15,7 @@ import pytest
 
 from llmgw.agent.install import environment, intact, python_recipe, uv_cache
 from llmgw.agent.install.faults import NotProved
+from llmgw.agent.install.places import Installation, Places
 from llmgw.agent.install.program import Program
 from llmgw.agent.install.recipe import RecipeFailed
 from llmgw.cluster.catalog import EngineSpec
@@ -229,9 +230,9 @@ async def test_what_no_version_is_linked_to_leaves_the_cache(site: Site) -> None
     assert len(list(cache.glob("archive-v*/*"))) == 2
     assert uv_cache.sweep(cache) == 0
     other = await site.install(site.publish("9.2.0"))
-    for path in sorted(place.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-    assert uv_cache.sweep(cache) == 1, "9.1.0 alone: what they share is needed"
+    places = Places(site.folder / "engines", site.folder / "cache")
+    places.remove(Installation(place, site.publish("9.1.0"), "cpu", 0.0))
+    assert len(list(cache.glob("archive-v*/*"))) == 2, "9.1.0 alone has gone: what they share is needed"
     assert (other / "lib/python3.11/site-packages/shared/large.py").stat().st_nlink == 2
     await site.install(site.publish("9.1.0"))
 

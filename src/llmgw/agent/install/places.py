@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from llmgw.agent.fetch.disk import Lock, require_room, sync_folder, write_durably
+from llmgw.agent.install import uv_cache
 from llmgw.agent.install.trial import own
 from llmgw.cluster.catalog import BuildKind, EngineSpec
 from llmgw.version import VERSION
@@ -126,6 +127,7 @@ class Places:
         """Takes the name away first, so that it vouches for nothing. Only under the lock."""
         if installation.folder.exists():
             shutil.rmtree(_set_aside(installation.folder), ignore_errors=True)
+            uv_cache.tidy(self._engines_dir)
 
     def clean(self, engine: str) -> None:
         """Removes what installations that were cut short have left. Only under the lock."""

@@ -21,6 +21,15 @@ def lock(cache: Path) -> Lock:
     return Lock(cache / ".llmgw.lock")
 
 
+def tidy(engines_dir: Path) -> None:
+    """Sweeps the cache, where there is one, and where nobody installs into it now: who does sweeps it afterwards."""
+    cache = of(engines_dir)
+    if cache.is_dir():
+        with lock(cache) as held:
+            if held.acquire():
+                sweep(cache)
+
+
 def sweep(cache: Path, stopped: Callable[[], bool] = lambda: False) -> int:
     """Removes what no environment is linked to, and returns how many packages those were. Only under the lock.
 
