@@ -6,8 +6,10 @@ import base64
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,8 @@ from llmgw.agent.fetch.artifact import Access, Artifact, FetchFailed
 from llmgw.agent.fetch.disk import NoRoom
 from llmgw.agent.fetch.download import Limits
 from llmgw.agent.fetch.index import Fetched, Wanted, fetch, find, resolve
-from llmgw.agent.fetch.indexes import DEFAULT_INDEX, Indexes, configured, read_pip_config
+from llmgw.agent.fetch.indexes import DEFAULT_INDEX, Indexes, configured
+from llmgw.agent.fetch.pip_settings import pip_settings, read_settings
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.engines.builds import LLAMACPP_B10068_X86_64 as B10068
 from tests.engines.test_builds import machine
@@ -311,11 +314,23 @@ async def test_a_broken_pip_conf_is_said(plain: Path) -> None:
         await configured()
 
 
+async def test_without_pip_the_environment_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2; exit 1\n")
+    python.chmod(0o755)
+    real = sys.executable
+    monkeypatch.setattr("llmgw.agent.fetch.pip_settings.sys.executable", str(python))
+    monkeypatch.setattr("llmgw.agent.fetch.child.sys", SimpleNamespace(executable=real))
+    assert await pip_settings("download", {"PIP_INDEX_URL": "https://a", "PATH": "/bin", "XPIP_A": "b"}) == {
+        "index-url": "https://a"
+    }
+
+
 def test_lines_of_pip_that_say_nothing_here() -> None:
     said = (
         "WARNING: x=1\n:env:.index-url='https://a'\ninstall.index-url='https://b'\nglobal.x=1 2\nglobal.no_index='1'\n"
     )
-    assert read_pip_config(said) == {"index-url": "https://a", "no-index": "1"}
+    assert read_settings(said, "download") == {"index-url": "https://a", "no-index": "1"}
 
 
 # -- engines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from llmgw.agent.fetch.pip_settings import read_settings
 from llmgw.agent.install import pip_config
 from llmgw.agent.install.uv import explain
 
@@ -21,7 +22,7 @@ WARNING: something else
 
 
 def test_what_pip_goes_by_is_told_to_uv() -> None:
-    settings = pip_config.read_settings(LISTED.splitlines())
+    settings = read_settings(LISTED, "install")
     assert pip_config.for_uv(settings, {}) == {
         "UV_DEFAULT_INDEX": "https://of-install.example/simple",
         "UV_EXTRA_INDEX_URL": "file:///opt/one/simple file:///opt/two/simple",
@@ -33,7 +34,7 @@ def test_what_pip_goes_by_is_told_to_uv() -> None:
 
 
 def test_what_uv_was_told_itself_stays() -> None:
-    settings = pip_config.read_settings(LISTED.splitlines())
+    settings = read_settings(LISTED, "install")
     own = {"UV_INDEX_URL": "https://own.example", "UV_FIND_LINKS": "/own", "SSL_CERT_FILE": "/own/ca.pem"}
     added = pip_config.for_uv(settings, own)
     assert not {"UV_DEFAULT_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"} & set(added)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from llmgw.agent.fetch.artifact import Access, FetchFailed
-from llmgw.agent.fetch.child import run
+from llmgw.agent.fetch.pip_settings import pip_settings
 
 DEFAULT_INDEX = "https://pypi.org/simple/"
-PIP_LIMIT_S = 60.0
-
-_SECTIONS = ("global", "download", ":env:")
-"""Of pip's configuration, the later one wins: as for ``pip download``."""
-
 _UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
 
 
@@ -36,7 +29,7 @@ class Indexes:
 
 async def configured() -> Indexes:
     """What pip and uv would use here. Raises FetchFailed where the configuration can't be read."""
-    pip = await _pip()
+    pip = await pip_settings("download")
     uv = _uv()
     main = pip.get("index-url") or next(iter(uv["index-url"]), DEFAULT_INDEX)
     more = (*_listed(pip.get("extra-index-url")), *uv["extra-index-url"])
@@ -52,36 +45,6 @@ async def configured() -> Indexes:
             trusted_hosts=tuple(_listed(pip.get("trusted-host"))),
         ),
     )
-
-
-async def _pip() -> dict[str, str]:
-    """pip's options for downloads, as pip itself reads them: files of the machine, the user and the environment."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONWARNINGS": "ignore", "LC_ALL": "C.UTF-8"}
-    ended = await run([sys.executable, "-m", "pip", "config", "list"], env=environment, limit_s=PIP_LIMIT_S)
-    if ended.status == 0:
-        return read_pip_config(ended.output)
-    if "No module named pip" in ended.output:
-        prefix = "PIP_"
-        named = ((key, value) for key, value in os.environ.items() if key.startswith(prefix))
-        return {key.removeprefix(prefix).lower().replace("_", "-"): value for key, value in named}
-    lines = [line.strip() for line in ended.output.splitlines() if line.strip()] or ["nothing was said"]
-    raise FetchFailed(f"pip's configuration can't be read: {lines[-1]}: see python -m pip config debug")
-
-
-def read_pip_config(output: str) -> dict[str, str]:
-    """Options from what ``pip config list`` prints: ``global.index-url='https://…'`` a line."""
-    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
-    for line in output.splitlines():
-        key, equals, quoted = line.partition("=")
-        section, _, option = key.strip().rpartition(".")
-        if not equals or section not in found:
-            continue
-        try:
-            value = ast.literal_eval(quoted.strip())
-        except (ValueError, SyntaxError):
-            continue
-        found[section][option.replace("_", "-")] = str(value)
-    return {option: value for section in _SECTIONS for option, value in found[section].items()}
 
 
 def _uv() -> Mapping[str, tuple[str, ...]]:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from llmgw.agent.fetch.child import run
-
-_LINE = re.compile(r"(?P<section>[\w:.-]+?)\.(?P<key>[a-z-]+)=(?P<value>.+)")
-_SECTIONS = ("global", "install", ":env:")
-"""Those that hold for an installation; the later one wins."""
+from llmgw.agent.fetch.pip_settings import pip_settings
 
 _NAMES = {
     "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
@@ -39,35 +32,13 @@ _KEPT = (
 
 _SPOIL = ("UV_", "PYTHON", "VIRTUAL_ENV", "CONDA_", "RUST_LOG", "FORCE_COLOR")
 
-_LIMIT_S = 60.0
-
 
 async def environment(own: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for uv: this process's own, and what pip's configuration adds to it."""
-    asked = await run(
-        [sys.executable, "-I", "-m", "pip", "config", "list"],
-        env={**own, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        limit_s=_LIMIT_S,
-    )
-    settings = read_settings(asked.output.splitlines()) if asked.status == 0 else {}
+    """The environment for uv: this process's own, and what pip's configuration adds to it. Raises FetchFailed."""
+    settings = await pip_settings("install", own)
     kept = {name: value for name, value in own.items() if name.startswith(_KEPT) or not name.startswith(_SPOIL)}
     # pip takes the best of all indexes, and so may this: by its hash no file can be another.
     return {"UV_INDEX_STRATEGY": "unsafe-best-match", **for_uv(settings, kept), **kept, "NO_COLOR": "1"}
-
-
-def read_settings(lines: Iterable[str]) -> dict[str, str]:
-    """What holds for an installation, of what ``pip config list`` prints."""
-    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
-    for line in lines:
-        match = _LINE.fullmatch(line.strip())
-        if match is None or match["section"] not in found:
-            continue
-        try:
-            value = ast.literal_eval(match["value"])
-        except (SyntaxError, ValueError):
-            continue
-        found[match["section"]][match["key"]] = str(value)
-    return {key: value for section in _SECTIONS for key, value in found[section].items()}
 
 
 def for_uv(settings: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
