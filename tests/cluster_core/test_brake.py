@@ -141,6 +141,20 @@ def test_nodes_that_do_not_come_back_after_a_restart_of_the_control_plane_are_co
     assert states(state) == ["suspect", "suspect", "ready"]
 
 
+@pytest.mark.parametrize(
+    ("ago_s", "after_s", "counted"),
+    [(50, 31, True), (80, 31, True), (-500, 31, True), (-500, 91, False), (80, 91, False), (1000, 31, False)],
+)
+def test_who_was_lost_under_a_control_plane_before_this_one_counts_by_whichever_clock(
+    ago_s: float, after_s: float, counted: bool
+) -> None:
+    """Its wall clock was another: seconds of it say little, a quarter of an hour says that it was long ago."""
+    state = silent(at_work(3), "n1", "n2", since_s=0.0)
+    state = with_node(state, "n1", state=NodeState.LOST, since=later(after_s).wall_s - ago_s)
+    state = replace(state, grace_until_s=later(30).monotonic_s)
+    assert (at(state, after_s).brake is not None) is counted
+
+
 def test_revoked_nodes_count_for_nothing() -> None:
     state = at_work(4)
     for name in ("n3", "n4"):

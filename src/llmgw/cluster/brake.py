@@ -9,6 +9,8 @@ from llmgw.cluster.model import Brake, Cluster, Instant, Node, NodeState
 
 RECENT_S = 60.0
 """Nodes lost within the last minute are counted as silent with those that are now; those lost longer not at all."""
+CLOCKS_APART_S = 900.0
+"""By no more than this are the clocks of control planes, or of one before and after it was set, taken to differ."""
 _NAMED = 5
 
 
@@ -32,16 +34,22 @@ def braked(cluster: Cluster, now: Instant) -> Brake | None:
 
 def recent_until_s(cluster: Cluster, node: Node, now: Instant) -> tuple[float, ...]:
     """Monotonic times at which a lost node may stop counting as silent."""
-    by_wall_s = node.since + RECENT_S + now.monotonic_s - now.wall_s
-    return (by_wall_s,) if node.heard_at_s <= 0.0 else (by_wall_s, node.heard_at_s + cluster.lost_after_s + RECENT_S)
+    by_wall_s = node.since + now.monotonic_s - now.wall_s
+    if node.heard_at_s > 0.0:
+        return (by_wall_s + RECENT_S, node.heard_at_s + cluster.lost_after_s + RECENT_S)
+    return (by_wall_s + RECENT_S, by_wall_s + CLOCKS_APART_S, cluster.grace_until_s + RECENT_S)
 
 
 def _counts(cluster: Cluster, node: Node, now: Instant) -> bool:
     if node.state is NodeState.LOST and not is_heard(cluster, node, now):
         # By either clock: that of the wall may have been set, and the other does not outlive a control plane.
-        recent = 0.0 <= now.wall_s - node.since < RECENT_S
-        heard = node.heard_at_s > 0.0
-        return recent or (heard and now.monotonic_s < node.heard_at_s + cluster.lost_after_s + RECENT_S)
+        ago_s = now.wall_s - node.since
+        if 0.0 <= ago_s < RECENT_S:
+            return True
+        if node.heard_at_s > 0.0:
+            return now.monotonic_s < node.heard_at_s + cluster.lost_after_s + RECENT_S
+        # Lost under a control plane before this one, whose clock may have been another.
+        return abs(ago_s) < CLOCKS_APART_S and now.monotonic_s < cluster.grace_until_s + RECENT_S
     return node.state is not NodeState.REVOKED
 
 
