@@ -53,7 +53,7 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def eventually(check: Callable[[], T | bool | None], what: str, within_s: float = 30.0) -> T:
+def eventually(check: Callable[[], T | bool | None], what: str, within_s: float = 30.0, *, every_s: float = 0.05) -> T:
     """What ``check`` returns once it is true; fails with ``what`` and the last answer when it is not in time."""
     deadline = time.monotonic() + within_s
     tick = threading.Event()
@@ -63,7 +63,7 @@ def eventually(check: Callable[[], T | bool | None], what: str, within_s: float 
             return found  # type: ignore[return-value]
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_s:g} s: {what} (last: {found!r})")
-        tick.wait(0.05)
+        tick.wait(every_s)
 
 
 @dataclass
@@ -208,7 +208,7 @@ class Lab:
         found = [replica for replica in self.get("replicas") if replica["model"] == model]
         return min(found, key=lambda replica: str(replica["state"]) != "ready", default={})
 
-    def ready(self, model: str = "sim", within_s: float = 60.0) -> dict[str, Any]:
+    def ready(self, model: str = "sim", within_s: float = 60.0, *, every_s: float = 0.05) -> dict[str, Any]:
         """The model's one replica, once it is ready and every gateway has been told."""
 
         def check() -> dict[str, Any] | None:
@@ -216,7 +216,7 @@ class Lab:
             return replica if replica.get("state") == "ready" and self._told() else None
 
         try:
-            return eventually(check, f"{model} is ready", within_s)
+            return eventually(check, f"{model} is ready", within_s, every_s=every_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{json.dumps(self.get('replicas'), indent=1)}\n{self.logs()}") from None
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.lab import Lab, Proc, eventually
+from tests.cluster import lab as of_lab
+from tests.cluster.lab import Lab, Proc
 
 MODEL = Path(__file__).parent / "tiny-hf-dummy"
 """Everything of a model but its weights, which engines make up (``--load-format dummy``)."""
+
+eventually = partial(of_lab.eventually, every_s=0.5)
+"""These engines need the processor more than whoever waits for them."""
 
 
 class RealLab(Lab):
@@ -38,6 +43,9 @@ class RealLab(Lab):
             place.parent.mkdir(exist_ok=True)
             place.symlink_to(self.engines_dir)
         return super().agent(node, extra)
+
+    def ready(self, model: str = "tiny", within_s: float = 900.0, *, every_s: float = 0.5) -> dict[str, Any]:
+        return super().ready(model, within_s, every_s=every_s)
 
     def engine(self, node: str, name: str, version: str) -> dict[str, Any]:
         """What the node says of one version of an engine; empty: nothing."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import alive, eventually
+from tests.cluster.lab import alive
 from tests.cluster.streams import ask, start_streams
 from tests.engines_real import SGLANG_LOCK, SGLANG_VERSION
-from tests.engines_real.cluster import MODEL, RealLab
+from tests.engines_real.cluster import MODEL, RealLab, eventually
 from tests.engines_real.figures import Figures, megabytes, resident_megabytes
 
 pytestmark = pytest.mark.timeout(3000)

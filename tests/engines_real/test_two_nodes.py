@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import eventually
 from tests.cluster.net.lab import NetLab
 from tests.cluster.net.reference import nodes_of
 from tests.cluster.streams import ask
-from tests.engines_real.cluster import MODEL
+from tests.engines_real.cluster import MODEL, eventually
 from tests.engines_real.figures import Figures
 
 pytestmark = pytest.mark.timeout(3000)
