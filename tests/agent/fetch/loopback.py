@@ -61,12 +61,14 @@ class Index:
     silent: bool = False
     """Take connections and never answer."""
     cut_after: int | None = None
-    """Close the connection after so many bytes of a wheel."""
+    """Close the connection after so many bytes of a wheel, which is gone when the rest is asked for."""
     hold_after: int | None = None
     """Send so many bytes of a wheel, and then nothing, until released."""
     released: threading.Event = field(default_factory=threading.Event)
     holding: threading.Event = field(default_factory=threading.Event)
     downloads: int = 0
+    starts: list[int] = field(default_factory=list)
+    """At which byte each download began."""
 
 
 def _handler(index: Index) -> type[BaseHTTPRequestHandler]:
@@ -101,8 +103,16 @@ def _handler(index: Index) -> type[BaseHTTPRequestHandler]:
         def _file(self, name: str) -> None:
             content = next(wheel.content for wheel in index.wheels if wheel.name == name)
             index.downloads += 1
-            self.send_response(200)
+            if index.cut_after is not None and "Range" in self.headers:
+                self.send_error(404)
+                return
+            start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+            index.starts.append(start)
+            self.send_response(206 if start else 200)
             self.send_header("Content-Type", "application/octet-stream")
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            content = content[start:]
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             try:

