@@ -155,6 +155,12 @@ def test_what_can_not_be_checked(arguments: list[str], words: str) -> None:
     assert result.stdout == ""
 
 
+def test_its_own_help() -> None:
+    result = run("--help")
+    assert result.exit_code == 0, result.output
+    assert all(option in result.stdout for option in ("--bin", "--help-output", "--help-file", "--config"))
+
+
 # -- of a program
 
 

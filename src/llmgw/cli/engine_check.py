@@ -15,12 +15,15 @@ def engine_check(
     bin: Annotated[
         Path | None, typer.Option("--bin", help="The engine's program; for sglang its Python, or `sglang`.")
     ] = None,
-    help_output: Annotated[str | None, typer.Option("--help-output", help="The help itself; nothing is run.")] = None,
+    help_output: Annotated[
+        str | None,
+        typer.Option("--help-output", help="The help itself, up to 128 KiB (vLLM's is longer). Nothing is run."),
+    ] = None,
     help_file: Annotated[
         Path | None, typer.Option("--help-file", help="A file that has the help; - is stdin. Nothing is run.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The agent's file [/etc/llmgw/agent.yaml].")
+        Path | None, typer.Option("--config", "-c", help="The agent's file, in place of /etc/llmgw/agent.yaml.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

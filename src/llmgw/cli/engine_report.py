@@ -186,7 +186,7 @@ def _warnings(report: Report, source: _Source) -> list[str]:
 
 def _why_unread(program: str, found: Found | None) -> str:
     if found is None:
-        return "its help was not given"
+        return "no help of that was given"
     name = program.split()[0]
     if name == "ray":
         return f"there is no ray beside {found.path}, and engines.vllm.ray_bin in the agent's file names none that runs"
