@@ -450,7 +450,7 @@ def test_kinds_by_name(name: str, packing: Packing) -> None:
 
 @pytest.mark.parametrize("name", ["x.rar", "x", "tar.gz.txt", "x.gz"])
 def test_other_kinds_are_refused(name: str) -> None:
-    with pytest.raises(BadArchive, match=r"those end with \.tar, \.tar\.gz"):
+    with pytest.raises(BadArchive, match=r"their names end with \.tar, \.tar\.gz"):
         kind_of(name)
 
 

@@ -54,7 +54,7 @@ def unpack_member(
     name: str,
     target: Path,
     *,
-    progress: Progress = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     stopped: Callable[[], bool] = lambda: False,
     limits: Limits = LIMITS,
 ) -> None:

@@ -17,7 +17,7 @@ _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 class BadArchive(Exception):
-    """The archive may not be unpacked; the message says why, with the member's name."""
+    """The archive may not be unpacked; the message says why, with the member's name. Say of which archive it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

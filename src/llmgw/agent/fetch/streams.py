@@ -60,7 +60,7 @@ def kind_of(name: str) -> Packing:
     for ending, packing in _ENDINGS.items():
         if name.lower().endswith(ending):
             return packing
-    raise BadArchive(f"{name!r} is no archive that is unpacked here: those end with {', '.join(_ENDINGS)}")
+    raise BadArchive(f"it is no archive that is unpacked here: their names end with {', '.join(_ENDINGS)}")
 
 
 class Counted(io.RawIOBase):

