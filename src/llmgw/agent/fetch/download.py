@@ -119,7 +119,7 @@ class _Download:
 
     async def _bring(self) -> None:
         """Everything of it onto the disk and through the hash, in as many tries as it takes."""
-        if self._part.complete or self._part.size_bytes == self._total:
+        if (self._part.complete and await self._is_whole()) or self._part.size_bytes == self._total:
             await self._replay()
             return
         if urlsplit(self._artifact.url).scheme == "file":
@@ -142,6 +142,16 @@ class _Download:
                         f"downloading {self._artifact.name} {self._progress(part.size_bytes)}: {error}; trying again"
                     )
                 await asyncio.sleep(self._limits.pause_s * min(2**barren, 10))
+
+    async def _is_whole(self) -> bool:
+        """Whether what lay there under the file's own name is the file. If not, it is forgotten."""
+        while await in_thread(lambda stop: self._part.catch_up()):
+            self._show("checking")
+        if self._part.digest != self._artifact.sha256.lower():
+            await in_thread(lambda stop: self._part.restart())
+            return False
+        self._part.rewind()
+        return True
 
     # -- one try
 

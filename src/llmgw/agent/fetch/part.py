@@ -66,16 +66,15 @@ class Part:
         self._look_for_room_at = 0
         self.hashed_bytes = 0
         self.complete = False
-        """It was the whole file once: nothing is to be asked for."""
+        """It was a whole file once: this one, another of its name, or changed since."""
         self.validator = Validator()
 
     def open(self) -> int:
         """Takes up what lies there of the same file; returns its size in bytes. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.whole.is_file():
-            # Whole once, and perhaps changed since: it is looked at like any part.
-            self.whole.replace(self.path)
             self._write_note()
+            self.whole.replace(self.path)
             self.complete = True
         known = self._read_note()
         if known is None:
@@ -109,6 +108,11 @@ class Part:
         self._open.truncate(0)
         self._forget()
 
+    def rewind(self) -> None:
+        """What lies there is to be hashed again."""
+        self._hash = hashlib.sha256()
+        self.hashed_bytes = 0
+
     def discard(self) -> None:
         """Removes what there is of it. ``open`` begins anew."""
         self.close()
@@ -117,9 +121,8 @@ class Part:
         self._forget()
 
     def _forget(self) -> None:
-        self._hash = hashlib.sha256()
+        self.rewind()
         self._reserved = False
-        self.hashed_bytes = 0
         self.complete = False
         self.validator = Validator()
 
