@@ -72,6 +72,7 @@ class Node:
         )
         self.memory = ShardMemory(folder / "work" / "wanted")
         self.engines_changed = asyncio.Event()
+        self._reported = asyncio.Event()
         self.installer = Installer(
             engines_dir=folder / "engines",
             cache_dir=folder / "cache",
@@ -96,7 +97,6 @@ class Node:
         self.told: list[tuple[ObservedShard, ...]] = []
         self.at: dict[ShardState, Callable[[], None]] = {}
         """What the test does in the moment in which a shard is first told to be in a state."""
-        self._reported = asyncio.Event()
         self.converge = Converge(rooms, self._report)
         self._revision = 0
         self._running: asyncio.Task[None] | None = None
@@ -158,6 +158,7 @@ class Node:
     def _engines_said(self, engines: tuple[EngineOnNode, ...]) -> None:
         changed, self.engines_changed = self.engines_changed, asyncio.Event()
         changed.set()
+        self._reported.set()
 
 
 @asynccontextmanager

@@ -18,7 +18,11 @@ DEADLINE_S = 60.0
 
 class Engines:
     def __init__(
-        self, folder: Path, *, named: Mapping[EngineName, Path] | None = None, machine: Inventory = THIS_MACHINE
+        self,
+        folder: Path,
+        *,
+        named: Mapping[EngineName, Path] | None = None,
+        machine: Callable[[], Inventory] = lambda: THIS_MACHINE,
     ) -> None:
         self.engines_dir = folder / "engines"
         self.cache_dir = folder / "cache"
@@ -30,7 +34,7 @@ class Engines:
             engines_dir=self.engines_dir,
             cache_dir=self.cache_dir,
             named=named or {},
-            inventory=lambda: machine,
+            inventory=machine,
             report=self._hear,
         )
 

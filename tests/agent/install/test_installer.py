@@ -92,7 +92,7 @@ async def test_nothing_on_path_ever_counts_and_is_hinted_at(
 
 async def test_a_machine_that_does_not_fit_downloads_nothing(tmp_path: Path) -> None:
     old = dataclasses.replace(THIS_MACHINE, cpu=Cpu(model="Old One", architecture="x86_64", cores=2))
-    engines = Engines(tmp_path, machine=old)
+    engines = Engines(tmp_path, machine=lambda: old)
     assert await engines.installer.ensure(SPEC) is EngineState.FAILED
     assert "needs a processor with avx2, fma and f16c, which Old One lacks" in engines.words
     assert "engines.llamacpp.bin" in engines.words

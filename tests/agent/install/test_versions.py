@@ -11,9 +11,10 @@ import pytest
 from llmgw.agent.install import installer as installing
 from llmgw.agent.install.places import RECORD
 from llmgw.cluster.catalog import EngineSpec
-from llmgw.cluster.model import EngineState
+from llmgw.cluster.model import EngineState, Gpu
 
 from .conftest import Installed
+from .machine import THIS_MACHINE
 from .node import Engines, failed, running
 from .packing import Archive, behaving, scripted
 
@@ -191,3 +192,29 @@ async def test_the_same_file_under_another_entry_is_not_fetched_again(installed:
     elsewhere.unlink()
     again = Engines(tmp_path)
     assert await again.installer.ensure(spec) is EngineState.INSTALLED, "it is written down"
+
+
+async def test_a_driver_that_comes_brings_the_build_for_it(installed: Installed, tmp_path: Path) -> None:
+    """Nothing is fetched here, since this source has one file for all; what was asked for is written down."""
+    (only,) = made(installed, tmp_path, "b11000")
+    machine = [THIS_MACHINE]
+    engines = Engines(tmp_path, machine=lambda: machine[0])
+    async with running(engines):
+        engines.installer.take([only.spec])
+        await engines.until(lambda: engines.usable("b11000"), "it is there")
+        assert builds(engines) == ["cpu"]
+        gpu = Gpu(index=0, uuid="GPU-1", name="H100", memory_bytes=1 << 36)
+        machine[0] = dataclasses.replace(THIS_MACHINE, driver="580.1", gpus=(gpu,))
+        await engines.installer.probe()
+        await engines.until(lambda: builds(engines) == ["cuda"], "the build for it is asked for")
+        assert all(engine.usable for engine in engines.said[-2:])
+        before = len(engines.said)
+        # A driver that can't be seen now takes nothing away.
+        machine[0] = THIS_MACHINE
+        await engines.installer.probe()
+        assert engines.said[before:] == []
+        assert builds(engines) == ["cuda"]
+
+
+def builds(engines: Engines) -> list[str]:
+    return [each.build for each in engines.installer._places.installations()]

@@ -95,14 +95,15 @@ class VersionKeeper(Keeper):
         with self._rooms.places.lock(self.name) as lock:
             place = self._rooms.places.of(self.name, recipe.folder)
             await self._locked(lock, place.parent)
-            here = await asyncio.to_thread(self._rooms.places.at, self.name, recipe.folder)
-            if await self._take_up(here):
-                assert here is not None
-                build = self._rooms.recipes.build(spec)
-                self._installation = await in_thread(lambda _: self._rooms.places.take_over(here, spec, build))
+            if await self._take_up(await in_thread(lambda _: self._at(recipe, spec))):
                 return
             installation = await self._fill(recipe, spec)
         await self._prove_or_mend(installation)
+
+    def _at(self, recipe: Recipe, spec: EngineSpec) -> Installation | None:
+        """What lies in the recipe's place already, written down as what ``spec`` asks for. Waits for the disk."""
+        here = self._rooms.places.at(self.name, recipe.folder)
+        return here and self._rooms.places.take_over(here, spec, self._rooms.recipes.build(spec))
 
     async def _locked(self, lock: Lock, folder: Path) -> None:
         while not lock.acquire():
