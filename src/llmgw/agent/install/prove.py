@@ -61,7 +61,9 @@ async def prove(
         raise NotProved(f"{program} is not there" if not program.exists() else f"{program} is not a file")
     if not os.access(program, os.X_OK):
         raise NotProved(f"{program} is not executable: chmod +x {program}")
-    linked = await require_libraries(program, await asyncio.to_thread(beside, program), cards=gpus != 0)
+    # Of a link the loader looks beside the program that it leads to, and ldd beside the link.
+    real = program.resolve()
+    linked = await require_libraries(real, await asyncio.to_thread(beside, real), cards=gpus != 0)
     libraries = tuple(sorted(path for path in linked if not _of_the_system(path)))
     reads = {program, program.resolve().parent, *(path.parent for path in libraries)}
     with trial(folder, sorted(reads)) as place:
