@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from llmgw.agent import main
 from llmgw.agent.discovery import discover, read_vitals, settings_of
 from llmgw.agent.main import Agent
-from llmgw.cluster.model import DesiredShard, Fabric, Inventory, ObservedShard, ShardState, Vitals
+from llmgw.cluster.model import DesiredShard, EngineOnNode, Fabric, Inventory, ObservedShard, ShardState, Vitals
 from llmgw.config import AgentConfig, load_agent
 from llmgw.link.client import LinkError
 from llmgw.link.messages import Desired, Heartbeat, Hello, LogLines, LogsRequest, Observed, RoutesAck
@@ -35,6 +36,7 @@ class Ledger:
         self.shards: dict[str, ObservedShard] = {}
         self.weights: tuple[str, ...] = ()
         self.inventory: Inventory | None = None
+        self.engines: tuple[EngineOnNode, ...] = ()
         self.probed = False
         self.revision = 0
         self.logs: list[LogLines] = []
@@ -58,7 +60,7 @@ class Ledger:
         self.hellos.append(peer)
         self.probed, self.inventory = peer.hello.probed, peer.hello.inventory
         self.shards = {shard.id: shard for shard in peer.hello.shards}
-        self.weights = peer.hello.weights
+        self.weights, self.engines = peer.hello.weights, peer.hello.engines
         self.revision, self._revisions = 0, 0
         self.want(*self.wanted)
         self._changed.set()
@@ -72,6 +74,7 @@ class Ledger:
                 self.shards = {shard.id: shard for shard in frame.shards}
             self.weights = self.weights if frame.weights is None else frame.weights
             self.inventory = frame.inventory or self.inventory
+            self.engines = self.engines if frame.engines is None else frame.engines
             self.probed = self.probed if frame.probed is None else frame.probed
             self.seen.append((frame.revision, frozenset(self.shards)))
         self._changed.set()
@@ -269,13 +272,17 @@ async def test_what_changes_on_the_machine_is_told(
     async with serving(pki) as (server, ledger), running(config, server):
         await ledger.until(lambda: ledger.inventory is not None, "it says what it is")
         assert ledger.inventory is not None
+        before = ledger.inventory.memory_bytes
         other = replace(ledger.inventory, memory_bytes=1 << 40)
 
         async def grown(*arguments: object) -> Inventory:
             return other
 
-        monkeypatch.setattr(main, "discover", grown)
-        await ledger.until(lambda: ledger.inventory == other, "the memory that was added is told")
+        with capture_logs() as logs:
+            monkeypatch.setattr(main, "discover", grown)
+            await ledger.until(lambda: ledger.inventory == other, "the memory that was added is told")
+    (changed,) = [line for line in logs if line["event"] == "this machine changed"]
+    assert (changed["what"], changed["old"], changed["new"]) == ("memory_bytes", before, 1 << 40)
 
 
 async def test_a_port_that_goes_down_is_told_at_once(
