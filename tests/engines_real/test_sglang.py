@@ -18,7 +18,7 @@ from tests.engines_real.figures import Figures, megabytes, resident_megabytes
 pytestmark = pytest.mark.timeout(3000)
 
 ON_A_PROCESSOR = (
-    *("--load-format", "dummy", "--dtype", "bfloat16", "--attention-backend", "torch_native"),
+    *("--load-format", "dummy", "--dtype", "float32", "--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-radix-cache"),
     *("--max-total-tokens", "4096"),
 )

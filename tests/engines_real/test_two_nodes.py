@@ -27,7 +27,7 @@ models:
         memory: 5GiB
         context: 512
         parallel: 4
-        args: ["--dtype", "bfloat16", "--enforce-eager", "--load-format", "dummy"]
+        args: ["--dtype", "float32", "--enforce-eager", "--load-format", "dummy"]
 """
 
 
