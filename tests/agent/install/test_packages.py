@@ -108,6 +108,8 @@ async def test_a_held_lock_is_waited_for_by_name(apt: AptRoot, lock: str) -> Non
     assert holder.returncode == 0  # nobody killed it
     assert (apt.root / LIBRARY).exists()
     assert words.said[-1] == "installing libfoo1 (apt-get)"
+    waited_itself = "Waiting for cache lock" in (apt.folder / "cache/os-packages.log").read_text()
+    assert waited_itself == ("dpkg" in lock)  # the others it gives up at once
 
 
 @needs_apt
@@ -167,15 +169,14 @@ async def test_called_off_while_it_waits_it_ends(apt: AptRoot) -> None:
 
 @needs_apt
 async def test_called_off_in_the_middle_of_a_package_it_is_finished_first(apt: AptRoot) -> None:
-    begun, go = apt.folder / "begun", apt.folder / "go"
-    for pipe in (begun, go):
-        os.mkfifo(pipe)
-    apt.publish("slow", "usr/lib/slow", postinst=f"echo > {begun}; read x < {go}")
+    begun = apt.folder / "begun"
+    os.mkfifo(begun)
+    # Setting it up takes a second more: time enough to be killed in, if anything did.
+    apt.publish("slow", "usr/lib/slow", postinst=f"echo > {begun}; sleep 1")
     task = asyncio.create_task(packages(apt).install(["slow"], Words()))
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.to_thread(begun.read_text)
         task.cancel()
-        await asyncio.to_thread(go.write_text, "on\n")
         with pytest.raises(asyncio.CancelledError):
             await task
     assert apt.installed("slow") == "install ok installed"
@@ -207,6 +208,23 @@ async def test_the_first_boot_is_waited_for(apt: AptRoot) -> None:
     (apt.folder / "run/cloud-init/result.json").touch()
     await packages(apt).install(["libfoo1"], words)
     assert (apt.folder / "asked").read_text() == "status --wait\n"
+
+
+@needs_apt
+async def test_who_held_the_lock_is_known_from_the_lines_before_the_last(tmp_path: Path) -> None:
+    """And what is printed is in the language that is understood here."""
+    script = tmp_path / "bin/apt-get"
+    script.parent.mkdir()
+    lock = tmp_path / "not-seen-from-here"
+    script.write_text(f"""#!/bin/sh
+[ "$LC_ALL" = C ] || exit 7
+echo "Waiting for cache lock: Could not get lock {lock}. It is held by process 4194305 (unattended-upgr)..."
+echo "E: Unable to acquire the dpkg frontend lock ({lock}), is another process using it?"
+exit 100""")
+    script.chmod(0o755)
+    here = OsPackages(tmp_path, system=System(apt_root.DEBIAN, f"{tmp_path}/bin:{os.defpath}"), wait_s=0.0)
+    with pytest.raises(PackagesFailed, match=r"did not finish \(held by unattended-upgr, pid 4194305\)"):
+        await here.install(["libfoo1"], Words())
 
 
 # -- what may not be, and what heals
@@ -318,6 +336,19 @@ async def test_dnf_4_waits_by_itself_and_says_for_whom(tmp_path: Path) -> None:
     assert said.startswith("waiting for another dnf to finish (held by ")
     assert said.endswith(f", pid {os.getpid()})")
     assert words.said[-1] == "installing libgomp (dnf)"
+
+
+@needs_apt
+async def test_dnf_that_waits_is_ended_when_it_is_called_off(tmp_path: Path) -> None:
+    """It must not be ended while it installs; while it waits, it may be."""
+    script = f"echo 'Waiting for process with pid {os.getpid()} to finish.'; exec sleep 600"
+    words = Words()
+    task = asyncio.create_task(dnf(tmp_path, script).install(["libgomp"], words))
+    await words.until(lambda said: said.startswith("waiting"))
+    task.cancel()
+    async with asyncio.timeout(DEADLINE_S / 2):
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 @needs_apt

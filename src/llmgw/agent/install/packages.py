@@ -24,6 +24,8 @@ WAIT_S = 600.0
 RUN_LIMIT_S = 1800.0
 _PAUSE_FIRST_S = 1.0
 _PAUSE_MOST_S = 10.0
+_LOCK_SHOWS_WITHIN_S = 1.0
+"""By then, what is run again has met the lock that it met before."""
 _LAST_LINES = 5
 
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
@@ -102,6 +104,7 @@ class _Run:
     say: Say
     waits_until: float
     """time.monotonic() after which no lock is waited for."""
+    _told: str = ""
 
     async def patiently(
         self, argv: Sequence[str], doing: str, *, may_end: bool, env: Mapping[str, str] | None = None
@@ -110,10 +113,10 @@ class _Run:
 
         ``may_end``: it may be ended at any time; else only while it waits.
         """
-        pause = _PAUSE_FIRST_S
+        pause, waited = _PAUSE_FIRST_S, False
         while True:
-            listener = _Listener(doing, self.say, self._held, self._waiting, may_end)
-            ended = await self._start(argv, listener, env or {})
+            listener = _Listener(doing, self.tell, self._held, self._waiting, may_end)
+            ended = await self._start(argv, listener, env or {}, quiet_s=_LOCK_SHOWS_WITHIN_S if waited else 0.0)
             held = self._held(ended.output) if ended.status != 0 else None
             if held is None:
                 if ended.status is None:
@@ -122,31 +125,51 @@ class _Run:
             held = _more_telling(held, listener.held)
             if time.monotonic() + pause > self.waits_until:
                 raise PackagesFailed(self._given_up(held))
-            self.say(self._waiting(held))
+            self.tell(self._waiting(held))
             await asyncio.sleep(pause)
+            waited = True
             pause = min(2 * pause, _PAUSE_MOST_S)
 
     async def once(self, argv: Sequence[str], doing: str) -> None:
         """Runs what may be ended at any time, for as long as others are waited for at most."""
-        listener = _Listener(doing, self.say, lambda text: None, self._waiting, may_end=True)
+        listener = _Listener(doing, self.tell, lambda text: None, self._waiting, may_end=True)
         await self._start(argv, listener, {}, limit_s=self.waits_left_s)
+
+    def tell(self, words: str) -> None:
+        """Each change once: apt-get says every second that it waits."""
+        if words != self._told:
+            self._told = words
+            self.say(words)
 
     @property
     def waits_left_s(self) -> float:
         return max(0.0, self.waits_until - time.monotonic())
 
     async def _start(
-        self, argv: Sequence[str], listener: _Listener, env: Mapping[str, str], limit_s: float = RUN_LIMIT_S
+        self,
+        argv: Sequence[str],
+        listener: _Listener,
+        env: Mapping[str, str],
+        *,
+        limit_s: float = RUN_LIMIT_S,
+        quiet_s: float = 0.0,
     ) -> Ended:
-        listener.begin()
-        return await run_lasting(
-            argv,
-            env={**_environment(self.system.path), **env},
-            transcript=self.transcript,
-            hear=listener.hear,
-            may_end=listener.may_end,
-            limit_s=limit_s,
-        )
+        """``quiet_s``: it does not count as begun before that."""
+        if not quiet_s:
+            listener.begin()
+        begins = asyncio.get_running_loop().call_later(quiet_s, listener.begin) if quiet_s else None
+        try:
+            return await run_lasting(
+                argv,
+                env={**_environment(self.system.path), **env},
+                transcript=self.transcript,
+                hear=listener.hear,
+                may_end=listener.may_end,
+                limit_s=limit_s,
+            )
+        finally:
+            if begins is not None:
+                begins.cancel()
 
     def failed(self, ended: Ended, doing: str) -> PackagesFailed:
         lines = [line for line in ended.output.splitlines() if line.strip()][-_LAST_LINES:]
@@ -188,10 +211,13 @@ class _Listener:
         self._read = held
         self._waiting = waiting
         self._may_end = may_end
+        self._begun = False
         self._waits = False
 
     def begin(self) -> None:
-        self._say(self._doing)
+        self._begun = True
+        if not self._waits:
+            self._say(self._doing)
 
     def hear(self, line: str) -> None:
         if not line.strip():
@@ -200,7 +226,7 @@ class _Listener:
         if held is not None:
             self.held = _more_telling(held, self.held)
             self._say(self._waiting(self.held))
-        elif self._waits:
+        elif self._waits and self._begun:
             self._say(self._doing)
         self._waits = held is not None
 
