@@ -5,6 +5,7 @@ of its engine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from llmgw.cluster.beside import original
 from llmgw.cluster.catalog import ModelSpec, Profile
@@ -74,20 +75,29 @@ class ReadyOn:
     """On which versions of engines the replicas of each model are ready, and on which they run, or ran last."""
 
     def __init__(self, replicas: Iterable[Replica]) -> None:
-        self._ready: set[tuple[str, str, str]] = set()
-        self._ran: set[tuple[str, str, str]] = set()
-        for replica in replicas:
-            if replica.profile is not None:
-                key = replica.model, replica.profile.engine, replica.profile.engine_version
-                self._ran.add(key)
-                if replica.state is ReplicaState.READY:
-                    self._ready.add(key)
+        self._replicas = tuple(replicas)
 
     def is_proved(self, model: str, profile: Profile) -> bool:
         return (model, profile.engine, profile.engine_version) in self._ready
 
     def ran(self, model: str, spec: ModelSpec) -> bool:
         return any((model, each.engine, each.engine_version) in self._ran for each in spec.profiles)
+
+    @cached_property
+    def _ready(self) -> frozenset[tuple[str, str, str]]:
+        return _versions(replica for replica in self._replicas if replica.state is ReplicaState.READY)
+
+    @cached_property
+    def _ran(self) -> frozenset[tuple[str, str, str]]:
+        return _versions(self._replicas)
+
+
+def _versions(replicas: Iterable[Replica]) -> frozenset[tuple[str, str, str]]:
+    return frozenset(
+        (replica.model, replica.profile.engine, replica.profile.engine_version)
+        for replica in replicas
+        if replica.profile is not None
+    )
 
 
 def _on_own(cluster: Cluster, spec: ModelSpec, replica: Replica) -> list[ModelSpec]:
