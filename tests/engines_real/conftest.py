@@ -84,3 +84,11 @@ def build_net(engines_dir: Path) -> Iterator[Callable[[str, str], NetLab]]:
     finally:
         for lab in labs:
             lab.close()
+
+
+_ORDER = ("test_vllm", "test_sglang", "test_two_nodes", "test_engine_check")
+"""The later ones use what the earlier ones have had installed."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _ORDER.index(item.path.stem) if item.path.stem in _ORDER else -1)
