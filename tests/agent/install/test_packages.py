@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,6 +180,31 @@ async def test_called_off_in_the_middle_of_a_package_it_is_finished_first(apt: A
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+    assert apt.installed("slow") == "install ok installed"
+
+
+@needs_apt
+async def test_an_agent_that_is_killed_leaves_a_package_to_be_finished(apt: AptRoot) -> None:
+    begun, go, done = (apt.folder / name for name in ("begun", "go", "done"))
+    for pipe in (begun, go, done):
+        os.mkfifo(pipe)
+    apt.publish("slow", "usr/lib/slow", postinst=f"echo > {begun}; read x < {go}; echo it goes on; echo > {done}")
+    agent = f"""
+import asyncio
+from pathlib import Path
+from llmgw.agent.install.packages import OsPackages
+from tests.agent.install.apt_root import DEBIAN, System
+asyncio.run(OsPackages(Path({str(apt.folder)!r}), system=System(DEBIAN, {apt.system.path!r})).install(["slow"], print))
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", agent, stdout=asyncio.subprocess.DEVNULL)
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.to_thread(begun.read_text)
+        process.kill()
+        await process.wait()
+        await asyncio.to_thread(go.write_text, "on\n")
+        await asyncio.to_thread(done.read_text)
+        # The next agent finds it done, or waits for it.
+        await packages(apt).install(["libfoo1"], Words())
     assert apt.installed("slow") == "install ok installed"
 
 
