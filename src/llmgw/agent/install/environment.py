@@ -235,7 +235,8 @@ def _stamp(environment: Environment, base: Path, inventory: Inventory) -> str:
     parts = [VERSION, environment.engine, str(inventory.driver), str(len(inventory.gpus)), str(base)]
     for path in _depended(environment):
         found = path.stat()
-        parts.append(f"{path} {found.st_size} {found.st_mtime_ns}")
+        # The environment's own path is no part of it: it may be reached by several.
+        parts.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
