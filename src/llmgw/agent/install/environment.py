@@ -1,9 +1,9 @@
 """Whether a Python engine works here: it says its version, and its own help has every flag that llmgw passes.
 
 Saying either takes such an engine 20 to 60 seconds of a processor, so what was seen is written down beside it, together
-with what it depends on: the files of the engine and of torch, the interpreter, the driver and llmgw itself. While all
-of that is as it was, what is looked at again every ten minutes is what can go without it: the interpreter still starts,
-and the loader finds every library of the engine and of torch.
+with what it depends on: the files of the engine and of torch, the interpreter and the driver. While all of that is as it was,
+what is looked at again every ten minutes is what can go without it: the interpreter still starts, and the loader finds
+every library of the engine and of torch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from llmgw.cluster.model import EngineState, Inventory
 from llmgw.engines.asking import Question, help_questions, version_question, whole
 from llmgw.engines.check import check
 from llmgw.engines.registry import engine
-from llmgw.version import VERSION
 
 log = structlog.get_logger()
 
 PROOF = ".llmgw-proof.json"
+ASKED = "1"
+"""Which questions were asked, and how. What flags llmgw passes is no part of it: they are looked up anew each time."""
 VERSION_LIMIT_S = 300.0
 """Seven seconds on a machine with nothing else to do; a minute was seen on one that was busy."""
 
@@ -232,7 +233,7 @@ def _engine_libraries(site: Path) -> Iterator[Path]:
 
 
 def _stamp(environment: Environment, base: Path, inventory: Inventory) -> str:
-    parts = [VERSION, environment.engine, str(inventory.driver), str(len(inventory.gpus)), str(base)]
+    parts = [ASKED, environment.engine, str(inventory.driver), str(len(inventory.gpus)), str(base)]
     for path in _depended(environment):
         found = path.stat()
         # The environment's own path is no part of it: it may be reached by several.
