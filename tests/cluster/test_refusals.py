@@ -23,7 +23,7 @@ models:
   - name: several
     profiles: [{engine: sim, nodes: 2, gpus_per_node: 4}]
   - name: vllm
-    source: hf://org/name
+    source: /models/org/name
     profiles: [{engine: vllm, gpus_per_node: 1}]
   - name: hub
     source: hf://org/name/model.gguf
@@ -52,7 +52,7 @@ def test_each_refusal_names_what_is_short() -> None:
         assert "rack" in models["labelled"]
         assert "r11" in models["labelled"]
         assert "no node is on a fabric, and a replica over 2 nodes needs one" in models["several"]
-        assert "vllm is not run by this build yet" in models["vllm"]
+        assert "n1: has no vllm" in models["vllm"]
         assert "hf://org/name/model.gguf" in models["hub"]
         assert "index:NAME==VERSION/FILE" in models["hub"]
         for name, words in models.items():

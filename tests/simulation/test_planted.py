@@ -13,6 +13,7 @@ RARE = {
     "generation",
     "released",
     "lost-answer",
+    "unheard",
     "fence",
     "not-caught-up",
     "older-leader",
