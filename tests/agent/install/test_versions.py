@@ -218,3 +218,44 @@ async def test_a_driver_that_comes_brings_the_build_for_it(installed: Installed,
 
 def builds(engines: Engines) -> list[str]:
     return [each.build for each in engines.installer._places.installations()]
+
+
+async def test_another_source_that_turns_out_bad_takes_nothing_away(installed: Installed, tmp_path: Path) -> None:
+    first = scripted(tmp_path / "1", "b11000", behaving(installed.binary, "b11000"))
+    second = scripted(tmp_path / "2", "b11000", behaving(installed.binary, "b11000", "echo no such tensor; exit 1"))
+    engines = Engines(tmp_path)
+    async with running(engines):
+        engines.installer.take([first.spec])
+        await engines.until(lambda: engines.usable("b11000"), "it is there")
+        program = engines.program("b11000")
+        engines.installer.take([second.spec])
+        await engines.until(lambda: "no such tensor" in engines.words, "it is said")
+        await engines.installer.probe()
+        assert engines.program("b11000") == program
+        assert engines.usable("b11000")
+    # Nor with the next agent, which finds both.
+    again = Engines(tmp_path)
+    async with running(again):
+        again.installer.take([second.spec])
+        await again.until(lambda: "no such tensor" in again.words and again.now("b11000"), "it is said again")
+
+
+async def test_a_version_that_is_called_off_while_it_is_proved_and_stays_is_proved(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """As with a rollback in the midst of an upgrade: the new version is kept from then on."""
+    gate = tmp_path / "gate"
+    waits = f'case "$1" in --version) until [ -e {gate} ]; do sleep 0.05; done ;; esac\n'
+    old = scripted(tmp_path, "b11000", behaving(installed.binary, "b11000"))
+    new = scripted(tmp_path, "b11001", waits + behaving(installed.binary, "b11001"))
+    engines = Engines(tmp_path)
+
+    def proving() -> bool:
+        return (now := engines.now("b11001")) is not None and now.state is EngineState.PROVING
+
+    async with running(engines):
+        engines.installer.take([old.spec, new.spec])
+        await engines.until(lambda: proving() and engines.usable("b11000"), "the new one is being proved")
+        engines.installer.take([old.spec], [new.spec])
+        gate.touch()
+        await engines.until(lambda: engines.usable("b11001"), "it is proved all the same")

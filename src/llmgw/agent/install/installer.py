@@ -130,8 +130,12 @@ class Installer:
                     async with asyncio.timeout(SWEEP_AGAIN_S if self._left_behind else None):
                         await self._asked.wait()
                 self._asked.clear()
-                self._follow()
-                self._left_behind = not await self._sweep()
+                try:
+                    self._follow()
+                    self._left_behind = not await self._sweep()
+                except Exception:
+                    log.exception("a fault of the agent's own; what is installed stays as it is")
+                    self._left_behind = True
         finally:
             tasks = [*self._tasks.values(), *self._ending]
             for task in tasks:
@@ -155,9 +159,14 @@ class Installer:
             if self._begun:
                 return
             try:
-                await in_thread(lambda _: self._places.prepare(self._user()))
-            except (OSError, KeyError) as error:
+                await in_thread(lambda _: self._places.clean_all())
+            except OSError as error:
                 log.warning("what an earlier agent left of engines can't be removed", reason=str(error))
+            user = self._user()
+            try:
+                await in_thread(lambda _: self._places.own_proofs(user))
+            except (OSError, KeyError) as error:
+                log.warning("engines are proved as the agent's user, not as their own", user=user, reason=str(error))
             self._begun = True
 
     def _follow(self) -> None:
@@ -181,6 +190,10 @@ class Installer:
     def _stop(self, keeper: Keeper) -> None:
         task = self._tasks.pop(keeper)
         task.cancel()
+        self._end(task)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """It is awaited by the next sweep, or by the end of all."""
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -199,13 +212,15 @@ class Installer:
         for named in self._named.values():
             await named.probe()
         installed = await asyncio.to_thread(self._places.installations)
-        newest = {(each.spec.name, each.spec.version): each for each in reversed(installed)}
+        by_version: defaultdict[tuple[EngineName, str], list[Installation]] = defaultdict(list)
+        for each in installed:
+            by_version[each.spec.name, each.spec.version].append(each)
         for key, keeper in self._versions.items():
-            if key not in newest and keeper.program is not None and not keeper.seen_to:
+            if key not in by_version and keeper.program is not None and not keeper.seen_to:
                 keeper.lose(f"its folder under {self._places.of(*key).parent} is gone")
-        for found in newest.values():
-            if found.spec.name not in self._named:
-                await self._version(found.spec.name, found.spec.version).probe(found)
+        for (name, number), found in by_version.items():
+            if name not in self._named:
+                await self._version(name, number).probe(found)
         for version in self._versions.values():
             if version in self._tasks and version.wanted and not version.suits(version.wanted):
                 version.try_again()
@@ -226,11 +241,20 @@ class Installer:
                     continue
                 done = False
             left.add(key)
+            self._prove_what_was_left(found)
         for gone in [key for key in self._versions if key not in left and key not in self._wanted]:
             del self._versions[gone]
             self._changed()
         await self._drop_downloads()
         return done
+
+    def _prove_what_was_left(self, found: Installation) -> None:
+        """Its install was called off in the midst of its proof: it stays, and nobody else sees to it before long."""
+        keeper = self._versions.get((found.spec.name, found.spec.version))
+        if keeper is None or keeper in self._tasks or keeper.seen_to or keeper.program is not None:
+            return
+        if keeper.state is not None and keeper.state.state is not EngineState.FAILED:
+            self._end(asyncio.get_running_loop().create_task(keeper.probe([found])))
 
     async def _drop_downloads(self) -> None:
         """Parts of files stay for as long as an attempt may go on from them."""
@@ -249,8 +273,7 @@ class Installer:
             with self._places.lock(found.spec.name) as lock:
                 if not lock.acquire():
                     return False
-                if (pid := runs_from(found.folder)) is not None:
-                    log.info("a version of an engine stays while it runs", folder=str(found.folder), pid=pid)
+                if runs_from(found.folder) is not None:
                     return False
                 self._places.remove(found)
             log.info("a version of an engine that nobody wants was removed", folder=str(found.folder))

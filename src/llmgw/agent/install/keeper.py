@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Keeper(ABC):
         self._named = named
         self._changed = changed
         self._busy = asyncio.Lock()
-        self._kept = False
+        self._keeping = 0
         self._lost = asyncio.Event()
 
     @abstractmethod
@@ -51,7 +52,7 @@ class Keeper(ABC):
     async def keep(self) -> None:
         """Has it, and has it again whenever it is lost. A failed attempt is repeated, ever less often. Never ends."""
         pause = RETRY_FIRST_S
-        self._kept = True
+        self._keeping += 1  # the task before may still be ending
         try:
             while True:
                 self._lost.clear()
@@ -62,7 +63,7 @@ class Keeper(ABC):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MOST_S)
         finally:
-            self._kept = False
+            self._keeping -= 1
 
     async def ensure(self) -> EngineState:
         """Makes one attempt, and returns where it ended. What goes wrong is said in words, never raised."""
@@ -87,7 +88,7 @@ class Keeper(ABC):
     @property
     def seen_to(self) -> bool:
         """Its state is fresh, or about to be: it need not be proved again now."""
-        return self._busy.locked() or (self._kept and self.program is None)
+        return self._busy.locked() or (self._keeping > 0 and self.program is None)
 
     def try_again(self) -> None:
         """What is asked for has changed with the machine."""
@@ -129,7 +130,9 @@ class Keeper(ABC):
 
 
 def in_words(failure: BaseException) -> str:
-    if isinstance(failure, OSError):
-        where = f"{failure.filename}: " if failure.filename else ""
-        return f"{where}{failure.strerror or failure}"
-    return str(failure)
+    if not isinstance(failure, OSError):
+        return str(failure)
+    where = f"{failure.filename}: " if failure.filename else ""
+    denied = failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    way_out = ": let the agent write there, or name another folder in its file (engines_dir)" if denied else ""
+    return f"{where}{failure.strerror or failure}{way_out}"

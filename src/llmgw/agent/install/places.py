@@ -134,17 +134,17 @@ class Places:
         for path in (self._engines_dir / engine).glob(f"*{_PARTIAL}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def prepare(self, user: str | None) -> None:
-        """Removes what installations and proofs have left that were cut short, where nobody is installing now.
-
-        Programs are proved as ``user``; None: as the agent. Only before the first of them. Raises OSError, KeyError.
-        """
+    def clean_all(self) -> None:
+        """The same for every engine that nobody is installing now, and for proofs. Only before the first of them."""
         shutil.rmtree(self.proofs, ignore_errors=True)
-        own(self.proofs, user)
         for engine in {path.parent.name for path in self._engines_dir.glob(f"*/*{_PARTIAL}*")}:
             with self.lock(engine) as lock:
                 if lock.acquire():
                     self.clean(engine)
+
+    def own_proofs(self, user: str | None) -> None:
+        """From now on programs are proved as ``user``; None: as the agent. Raises OSError, KeyError."""
+        own(self.proofs, user)
 
     def drop_downloads(self, engine: str) -> None:
         shutil.rmtree(self.downloads(engine), ignore_errors=True)

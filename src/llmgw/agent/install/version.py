@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +47,17 @@ class VersionKeeper(Keeper):
         self._rooms = rooms
         self._installation: Installation | None = None
 
-    async def probe(self, found: Installation) -> None:
-        """Proves again what is installed, wanted or not. Shown only where it does not work, or had not been seen to."""
+    async def probe(self, found: Sequence[Installation]) -> None:
+        """Proves again what is installed, wanted or not. Shown only where it does not work, or had not been seen to.
+
+        ``found`` is what there is of this version, the newest first: what was proved before counts before others.
+        """
         if self.seen_to:
             return
         async with self._busy:
+            before = self._installation.folder if self._installation is not None else None
             try:
-                await self._prove(found)
+                await self._prove(next((each for each in found if each.folder == before), found[0]))
             except FAILURES as failure:
                 self.lose(in_words(failure))
 
@@ -64,13 +69,20 @@ class VersionKeeper(Keeper):
             return
         if self.state is None or self.state.state is EngineState.FAILED:
             self._progress(EngineState.WANTED, "")
-        here = await asyncio.to_thread(self._rooms.places.installations)
+        here = [each for each in await asyncio.to_thread(self._rooms.places.installations) if self._is_mine(each)]
         if await self._take_up(next((each for each in here if self._rooms.recipes.suits(each, spec)), None)):
             return
+        if self.program is None and here:
+            # From another source, or for the machine as it was: it serves until the other one is there.
+            with suppress(*FAILURES):
+                await self._prove(here[0])
         if self._rooms.installing.locked():
             self._progress(EngineState.WAITING, f"another version of {self.name} is being installed")
         async with self._rooms.installing:
             await self._install(spec)
+
+    def _is_mine(self, found: Installation) -> bool:
+        return (found.spec.name, found.spec.version) == (self.name, self.version)
 
     def suits(self, spec: EngineSpec) -> bool:
         """Whether what was proved last is what ``spec`` asks for on the machine as it is now."""
