@@ -226,6 +226,12 @@ def test_a_help_that_is_cut_at_line_400_proves_nothing_missing(name: str) -> Non
     assert "missing" not in report.words
 
 
+def test_a_definition_that_is_cut_in_two_proves_nothing_of_its_value() -> None:
+    text = WHOLE["llamacpp-b10068"][2]
+    end = text.index("--ctx-size N") + len("--ctx-size")
+    assert answer(of("llamacpp-b10068", text[:end]), "--ctx-size").state is State.UNSEEN
+
+
 @given(st.sampled_from(sorted(WHOLE)), st.floats(0, 1))
 @settings(deadline=None, max_examples=40)
 def test_wherever_a_help_is_cut_nothing_is_called_wrong(name: str, part: float) -> None:
