@@ -280,7 +280,7 @@ def check_release(target: Path) -> None:
     assert (target / "libllama.so").stat().st_size == 300_000
     assert (target / "deep" / ("long-" * 20) / ("name-" * 20) / "file").read_bytes() == b"deep"
     assert not [path for path in target.iterdir() if path.name.startswith(".")]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in target.rglob("*") if path.is_dir()} == {0o755}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (target, *target.rglob("*")) if path.is_dir()} == {0o755}
 
 
 @pytest.mark.parametrize("form", ["gnu", "posix", "oldgnu"])
@@ -290,7 +290,7 @@ def test_what_tar_makes_is_unpacked(form: str, packing: Packing, inside: bool, r
     place, what = (release, ".") if inside else (release.parent, release.name)
     plain = subprocess.run(["tar", f"--format={form}", "-C", place, "-c", what], check=True, capture_output=True).stdout
     target = tmp_path / "target"
-    target.mkdir()
+    target.mkdir(mode=0o700)
     old = os.umask(0o077)
     try:
         contents = extract(packing, io.BytesIO(packed(packing, plain)), target, strip=True)

@@ -206,7 +206,7 @@ def _number(field: bytes, what: str, where: str) -> int:
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
-    if field[0] > 0x80 or not all(48 <= digit < 56 for digit in digits):
+    if not all(48 <= digit < 56 for digit in digits):
         raise BadArchive(f"a header states the {what} {bytes(field)!r} ({where})")
     return int(digits, 8) if digits else 0
 

@@ -50,7 +50,6 @@ class Tree:
     def __enter__(self) -> Tree:
         self._staging.mkdir(mode=FOLDER_MODE)
         self._root = os.open(self._staging, _FOLDER)
-        os.fchmod(self._root, FOLDER_MODE)  # whatever the umask: the engine's user reads here
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,7 +146,7 @@ class Tree:
                 raise self._no_room(part, 0, error) from None
         descriptor = os.open(part, _FOLDER, dir_fd=parent)
         if new:
-            os.fchmod(descriptor, FOLDER_MODE)
+            os.fchmod(descriptor, FOLDER_MODE)  # whatever the umask: the engine's user reads here
         return descriptor
 
     def _leave(self) -> None:
@@ -177,6 +176,7 @@ class Tree:
         source = self._enter(top)
         target = os.open(self._target, _FOLDER)
         try:
+            os.fchmod(target, FOLDER_MODE)
             for name in sorted(os.listdir(source)):
                 if name == CONTENTS or (_exists(name, target) and not _same(name, new, there)):
                     raise BadArchive(f"{name!r} is there already, from another archive or made by llmgw")
