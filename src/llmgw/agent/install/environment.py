@@ -1,9 +1,9 @@
 """Whether a Python engine works here: it says its version, and its own help has every flag that llmgw passes.
 
-Saying either takes such an engine 20 to 60 seconds of a processor, so what was seen is written down beside it, with what
-it depends on: the files of the engine and of torch, the interpreter and the driver. While all of that is as it was, what
-is looked at again every ten minutes is what can go without it: the interpreter still starts, and the loader finds every
-library of the engine and of torch.
+Saying either takes such an engine 20 to 60 seconds of a processor. What was seen is therefore written down beside it,
+with what it depends on: the files of the engine and of torch, the interpreter and the driver. While all of that is as
+it was, what is looked at again every ten minutes is what can go without it: the interpreter still starts, and the
+loader finds every library of the engine and of torch.
 """
 
 from __future__ import annotations
