@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 from llmgw.agent.install.places import Places
 from llmgw.cli import engine_program
 from llmgw.cli.ctl import ctl
+from llmgw.cli.engine_program import NotChecked
 from llmgw.cli.engine_report import run_check
 from llmgw.cluster.catalog import EngineSpec
+from llmgw.engines.asking import Question
 from tests.cluster.engine import llama  # noqa: F401
 from tests.engines.helps import WHOLE, recorded, renamed
 
@@ -244,6 +246,21 @@ def test_a_program_that_says_nothing_of_its_flags(tmp_path: Path) -> None:
     result = run("llamacpp", "--bin", str(path))
     assert result.exit_code == 2
     assert "ended well, and printed nothing" in result.stderr
+
+
+async def test_a_program_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    """What it started holds its output, and must not be waited for."""
+    script = f"import subprocess\nsubprocess.run([{sys.executable!r}, '-c', 'import time; time.sleep(600)'])"
+    question = Question(argv=(str(program(tmp_path / "llama-server", script)),), limit_s=0.5)
+    with pytest.raises(NotChecked, match=r"llama-server did not end within 0\.5 s"):
+        await engine_program._answer(question)
+
+
+def test_a_program_that_prints_without_end_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_program, "_MOST_BYTES", 70_000)
+    script = f"print({LLAMA_HELP!r}) if sys.argv[1] == '--help' else None\nprint('x' * 10_000_000)"
+    result = run("llamacpp", "--bin", str(program(tmp_path / "llama-server", script)))
+    assert result.exit_code == 0, result.output
 
 
 def test_a_version_that_is_not_said_is_told_of(tmp_path: Path) -> None:

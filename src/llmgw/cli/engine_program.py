@@ -24,6 +24,7 @@ NO_FILE_ENGINES_DIR = Path("/opt/llmgw/engines")
 _PROGRAMS: Mapping[str, str] = {"llamacpp": "llama-server", "vllm": "vllm", "sglang": "python"}
 _ON_PATH: Mapping[str, str] = {**_PROGRAMS, "sglang": "sglang"}
 _LAST_LINES = 3
+_MOST_BYTES = 8 << 20
 
 
 class NotChecked(Exception):
@@ -238,7 +239,7 @@ async def _run(question: Question) -> tuple[int | None, str, str]:
             assert process.stdout is not None
             assert process.stderr is not None
             async with asyncio.timeout(question.limit_s), asyncio.TaskGroup() as tasks:
-                reads = [tasks.create_task(stream.read()) for stream in (process.stdout, process.stderr)]
+                reads = [tasks.create_task(_read(stream)) for stream in (process.stdout, process.stderr)]
             pieces = [read.result() for read in reads]
             status = await process.wait()
     except TimeoutError:
@@ -247,6 +248,14 @@ async def _run(question: Question) -> tuple[int | None, str, str]:
         raise NotChecked(f"{question.argv[0]}: {error.strerror or error}") from None
     output, errors = (piece.decode("utf-8", "replace") for piece in pieces)
     return status, output, errors
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """All of it, of which the beginning is kept: no help is so long that this would cut it."""
+    kept = bytearray()
+    while piece := await stream.read(1 << 16):
+        kept += piece[: _MOST_BYTES - len(kept)]
+    return bytes(kept)
 
 
 def _ending(status: int | None, question: Question) -> str:
