@@ -146,6 +146,15 @@ async def test_a_part_longer_than_the_file_is_begun_anew(origin: Origin, tmp_pat
     assert path.read_bytes() == CONTENT == bytes(sink.taken)
 
 
+async def test_an_answer_that_ends_early_and_calls_that_its_end_is_gone_on_from(origin: Origin, tmp_path: Path) -> None:
+    origin.answers = [Answer(content=CONTENT[:1_000_000], chunked=True), Answer()]
+    said: list[str] = []
+    path = await download(origin.artifact(), tmp_path, said.append, limits=QUICK)
+    assert path.read_bytes() == CONTENT
+    assert origin.ranges == [None, "bytes=1000000-"]
+    assert any("ended it early; trying again" in words for words in said)
+
+
 async def test_a_server_that_ignores_ranges_sends_it_all(origin: Origin, tmp_path: Path) -> None:
     origin.answers = [Answer(cut_at=2_000_000, ranges=False), Answer(ranges=False)]
     path = await download(origin.artifact(), tmp_path, print, sink=(sink := Taking()), limits=QUICK)
