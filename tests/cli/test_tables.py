@@ -247,6 +247,42 @@ def test_the_status_names_models_that_lack_replicas(lab: Cluster, capsys: pytest
     assert "m5" not in said
 
 
+def test_an_engine_that_was_rolled_back_stands_in_the_status(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "from b10991 to b10068: m-abcde failed 3 times in a row"
+    tables.status({**status_of(lab, None), "rolled_back": {"llamacpp": words}})
+    said = capsys.readouterr().out
+    assert f"engine    llamacpp is rolled back {words}\n" in said
+
+
+def test_a_replica_says_on_which_version_of_its_engine_it_runs(
+    lab: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica = spanning(lab)
+    assert replica.profile is not None
+    versioned = replace(replica, profile=replace(replica.profile, engine="llamacpp", engine_version="b10991"))
+    tables.replica(answered(views.replica_view(lab, versioned, NOW)))
+    assert "profile two-nodes (llamacpp b10991)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "said"),
+    [
+        ("downloading", "downloading l.tar.gz (16 MB, 42 %)", "llamacpp b10991: downloading l.tar.gz (16 MB, 42 %)"),
+        ("failed", "--version: killed by SIGILL", "llamacpp b10991: failed: --version: killed by SIGILL"),
+        ("wanted", "", "llamacpp b10991: wanted"),
+        ("installed", "", "llamacpp b10991"),
+    ],
+)
+def test_how_far_an_engine_is_on_a_node_is_said_once(
+    lab: Cluster, capsys: pytest.CaptureFixture[str], state: str, words: str, said: str
+) -> None:
+    view = answered(views.node_views(lab, 1_000.0)[0])
+    engine = {"name": "llamacpp", "version": "b10991", "state": state, "words": words, "named": False}
+    node_tables.nodes([{**view, "engines": [engine]}])
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.endswith(said)
+
+
 def test_a_drain_is_said_once_in_the_status(lab: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     answer = status_of(lab, None)
     drain = {**answer["drains"][0], "why": "0 of 2 replicas moved; m-a is finishing"}

@@ -334,6 +334,26 @@ def test_a_program_of_the_nodes_own_stands_in_for_every_version() -> None:
     assert len(lab.ready()) == 2
 
 
+def test_what_waits_for_an_engine_that_does_not_run_any_more_is_started_elsewhere() -> None:
+    lab = Lab([machine("n1", "1")], [ONE], engines=[OLD])
+    (waits,) = lab.replicas()
+    assert waits.state is ReplicaState.PLACING
+    lab.add(machine("n2", "1"))
+    lab.install("n1", *has("1", state=EngineState.FAILED, words="libgomp.so.1 is missing"))
+    (failed,) = lab.replicas()
+    assert failed.why == "llamacpp 1 can't be used on n1 any more: libgomp.so.1 is missing"
+    lab.run()
+    assert [replica.placements[0].node for replica in lab.ready()] == ["n2"]
+
+
+def test_what_runs_goes_on_where_its_engine_does_not_run_any_more() -> None:
+    lab = started(machine("n1", "1"), spec=ONE)
+    (runs,) = lab.ready()
+    lab.install("n1", *has("1", state=EngineState.FAILED, words="libgomp.so.1 is missing"))
+    lab.run()
+    assert [(replica.id, replica.generation) for replica in lab.ready()] == [(runs.id, 1)]
+
+
 # -- by hand
 
 

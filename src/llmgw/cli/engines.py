@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from llmgw.cli.admin import Output, OutputOption, admin, show
+from llmgw.cli.node_tables import engine_state
 from llmgw.cli.rows import Column, console, print_rows
 
 app = typer.Typer(help="Versions of engines on nodes.", invoke_without_command=True)
@@ -74,7 +75,4 @@ def _words(view: Row) -> list[str]:
 
 
 def _said(each: Row) -> str:
-    state, words = each["state"], each["words"]
-    if state == "not reported":
-        return str(words)
-    return f"{state}: {words}" if words and not words.startswith(state) else words or state
+    return str(each["words"]) if each["state"] == "not reported" else engine_state(each)

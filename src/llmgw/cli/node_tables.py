@@ -98,8 +98,15 @@ def _no_engine(found: Row) -> str:
 
 
 def _engine(engine: Row) -> str:
-    words = f"{engine['name']} {engine['version']}"
-    return words if engine["state"] == "installed" else f"{words}: {engine['state']}: {engine['words']}"
+    own = " (own program)" if engine["named"] else ""
+    which = f"{engine['name']} {engine['version']}{own}"
+    return which if engine["state"] == "installed" else f"{which}: {engine_state(engine)}"
+
+
+def engine_state(engine: Row) -> str:
+    """How far an engine is; its state is not said twice, where its words begin with it."""
+    state, words = engine["state"], engine["words"]
+    return words if words.startswith(state) else f"{state}: {words}" if words else state
 
 
 def node(answer: Row) -> None:

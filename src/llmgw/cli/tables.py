@@ -38,6 +38,8 @@ def status(answer: Row) -> None:
     fact(out, "nodes", _counts(answer["nodes"]))
     fact(out, "replicas", _counts(answer["replicas"]))
     fact(out, "models", _models_ready(answer))
+    for name, words in answer["rolled_back"].items():
+        fact(out, "engine", Text(f"{name} is rolled back {words}", style="yellow"))
     gateways = [_gateway(gateway, answer["table_version"]) for gateway in answer["gateways"]]
     fact(out, "gateways", ", ".join(gateways) or "none connected")
     for drain in answer["drains"]:
@@ -185,10 +187,14 @@ def _leaves(found: Row) -> list[str]:
     return [f"waits for {words}" for words in found["waits_for"]]
 
 
+def _engine(found: Row) -> str:
+    return f"{found['engine'] or '-'} {found['engine_version'] or ''}".strip()
+
+
 def replica(answer: Row) -> None:
     out = console()
     out.print(title("replica", answer))
-    fact(out, "model", f"{answer['model']}, profile {answer['profile'] or '-'} ({answer['engine'] or '-'})")
+    fact(out, "model", f"{answer['model']}, profile {answer['profile'] or '-'} ({_engine(answer)})")
     fact(out, "why", answer["why"])
     for words in answer["waits_for"]:
         fact(out, "waits for", words)

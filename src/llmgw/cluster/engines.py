@@ -154,12 +154,16 @@ def rolled_back(history: EngineHistory, why: str, now: Instant) -> EngineHistory
 
 
 def rollback_note(history: EngineHistory) -> Note:
-    words = (
-        f"{history.name} is rolled back from {history.spec.version} to {history.in_effect.version}: "
-        f"{history.rolled_back}; it stays so until the file names another, or `llmgw ctl engines rollback "
-        f"{history.name} --reset`"
-    )
+    words = f"{history.name} is rolled back {rollback_words(history)}"
     return Note("engine.rolled-back", history.name, words)
+
+
+def rollback_words(history: EngineHistory) -> str:
+    """From which version to which, why, and until when. Of one that is rolled back."""
+    return (
+        f"from {history.spec.version} to {history.in_effect.version}: {history.rolled_back}; it stays so until the "
+        f"file names another, or `llmgw ctl engines rollback {history.name} --reset`"
+    )
 
 
 def reset(cluster: Cluster, name: str, now: Instant) -> tuple[Action, ...]:

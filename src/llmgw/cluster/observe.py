@@ -119,7 +119,7 @@ def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedSh
     if replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING) and not _started(replica, shards):
         # An agent that was restarted while it fetched weights begins anew: it remembers what it started, not what it
         # was about to.
-        return _moved_words(replica, node, rank) if moved_away(replica, node, rank) else ""
+        return _moved_words(replica, node, rank) if moved_away(replica, node, rank) else _engine_gone(replica, node)
     return how_it_ended(replica.shard_id(rank), node.id, None)
 
 

@@ -23,6 +23,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmgw.cluster.engines import rollback_words
 from llmgw.cluster.lifecycle import LEAVING
 from llmgw.cluster.model import Gateway
 from llmgw.control import views
@@ -344,6 +345,7 @@ def _status(plane: Plane, desk: Desk) -> views.StatusView:
         gateways=tuple(_gateway(plane, desk, gateway) for _, gateway in sorted(cluster.gateways.items())),
         brake=brake_view(cluster.brake),
         drains=drain_views(cluster),
+        rolled_back={name: rollback_words(each) for name, each in sorted(cluster.engines.items()) if each.rolled_back},
         lacking={model.name: model.replicas - model.ready for model in models if model.ready < model.replicas},
     )
 

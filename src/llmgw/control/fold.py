@@ -74,7 +74,7 @@ def gone(old: Node, session: int) -> Node:
 
 
 def _lasting(node: Node) -> tuple[object, ...]:
-    settled = tuple((engine.name, engine.version, engine.state) for engine in node.engines)
+    settled = tuple((engine.name, engine.version, engine.state, engine.named) for engine in node.engines)
     return node.inventory, node.probed, settled, node.weights
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from llmgw.cluster.catalog import ENGINE_NAMES, Catalog
 from llmgw.config import ConfigError, ServerConfig, load_server, restart_needed
 from llmgw.control.errors import ApiError
 from llmgw.control.plane import NotWritten, Plane
@@ -70,13 +71,24 @@ class Reloader:
         self._on_changed(new)
 
 
+def _engines_changed(old: Catalog, new: Catalog) -> list[str]:
+    words = []
+    for name in ENGINE_NAMES:
+        before, after = old.engine(name), new.engine(name)
+        if before == after:
+            continue
+        was, now = (spec.version if spec is not None else "none" for spec in (before, after))
+        words.append(f"engine {name} {was} from elsewhere" if was == now else f"engine {name} {was} -> {now}")
+    return words
+
+
 def _changed(old: ServerConfig, new: ServerConfig) -> tuple[str, ...]:
     before = {spec.name: spec for spec in old.catalog.models}
     after = {spec.name: spec for spec in new.catalog.models}
     words = [f"model {name} added" for name in after if name not in before]
     words += [f"model {name} removed" for name in before if name not in after]
     words += [f"model {name} changed" for name in after if name in before and after[name] != before[name]]
-    words += ["engines changed"] if old.catalog.engines != new.catalog.engines else []
+    words += _engines_changed(old.catalog, new.catalog)
     words += ["nodes changed"] if old.nodes != new.nodes else []
     words += ["drain changed"] if old.drain != new.drain else []
     words += ["gateway changed"] if old.gateway != new.gateway else []

@@ -98,6 +98,8 @@ class ReplicaView:
     waits_for: tuple[str, ...] = ()
     """What a draining one waits for before it is stopped, by gateway."""
     story: tuple[StoryView, ...] = ()
+    engine_version: str | None = None
+    """Which version of its engine it runs on; empty: whichever its node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,8 @@ class StatusView:
     brake: BrakeView | None = None
     """Many nodes are silent at once, and none is judged lost; None: it is not on."""
     drains: tuple[DrainView, ...] = ()
+    rolled_back: dict[str, str] = field(default_factory=dict)
+    """Engines of which the file's version is not in effect: from which to which, and why."""
     lacking: dict[str, int] = field(default_factory=dict)
     """Models that want more replicas than are ready: how many more."""
 
@@ -260,6 +264,7 @@ def replica_view(cluster: Cluster, replica: Replica, now: Instant, *, story: boo
         generation=replica.generation,
         profile=replica.profile.name if replica.profile else None,
         engine=replica.profile.engine if replica.profile else None,
+        engine_version=replica.profile.engine_version if replica.profile else None,
         placements=replica.placements,
         pids=tuple(shard.pid if shard else None for shard in shards),
         endpoint=leader.endpoint if leader else None,
