@@ -237,7 +237,8 @@ async def test_another_source_that_turns_out_bad_takes_nothing_away(installed: I
     again = Engines(tmp_path)
     async with running(again):
         again.installer.take([second.spec])
-        await again.until(lambda: "no such tensor" in again.words and again.now("b11000"), "it is said again")
+        await again.until(lambda: "no such tensor" in again.words and again.usable("b11000"), "it is said again")
+        assert again.program("b11000") == program
 
 
 async def test_a_version_that_is_called_off_while_it_is_proved_and_stays_is_proved(
@@ -254,8 +255,10 @@ async def test_a_version_that_is_called_off_while_it_is_proved_and_stays_is_prov
         return (now := engines.now("b11001")) is not None and now.state is EngineState.PROVING
 
     async with running(engines):
+        engines.installer.take([old.spec])
+        await engines.until(lambda: engines.usable("b11000"), "the old one is there")
         engines.installer.take([old.spec, new.spec])
-        await engines.until(lambda: proving() and engines.usable("b11000"), "the new one is being proved")
+        await engines.until(proving, "the new one is being proved")
         engines.installer.take([old.spec], [new.spec])
         gate.touch()
         await engines.until(lambda: engines.usable("b11001"), "it is proved all the same")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,6 +82,9 @@ class ArchiveRecipe:
             archives=tuple((artifact.name, artifact.sha256) for artifact in self.found.artifacts),
         )
         write_durably(partial / FACTS, _FACTS.dump_json(facts))
+        for artifact in self.found.artifacts:
+            for left in self.downloads.glob(f"{glob.escape(artifact.name)}.part*"):  # by an agent that was killed
+                left.unlink(missing_ok=True)
         with suppress(OSError):
             self.downloads.rmdir()  # parts of other versions' archives may lie there
 

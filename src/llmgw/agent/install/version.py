@@ -70,16 +70,26 @@ class VersionKeeper(Keeper):
         if self.state is None or self.state.state is EngineState.FAILED:
             self._progress(EngineState.WANTED, "")
         here = [each for each in await asyncio.to_thread(self._rooms.places.installations) if self._is_mine(each)]
-        if await self._take_up(next((each for each in here if self._rooms.recipes.suits(each, spec)), None)):
-            return
-        if self.program is None and here:
-            # From another source, or for the machine as it was: it serves until the other one is there.
-            with suppress(*FAILURES):
-                await self._prove(here[0])
+        mine = next((each for each in here if self._rooms.recipes.suits(each, spec)), None)
+        others = [each for each in here if each is not mine]
+        try:
+            if await self._take_up(mine):
+                return
+        except FAILURES:
+            await self._fall_back(others)
+            raise
+        await self._fall_back(others)
         if self._rooms.installing.locked():
             self._progress(EngineState.WAITING, f"another version of {self.name} is being installed")
         async with self._rooms.installing:
             await self._install(spec)
+
+    async def _fall_back(self, others: Sequence[Installation]) -> None:
+        """What is here from another source, or for the machine as it was: it serves until what is wanted is there."""
+        for other in others:
+            if self.program is None:
+                with suppress(*FAILURES):
+                    await self._prove(other)
 
     def _is_mine(self, found: Installation) -> bool:
         return (found.spec.name, found.spec.version) == (self.name, self.version)
