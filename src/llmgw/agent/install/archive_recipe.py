@@ -51,7 +51,6 @@ class ArchiveRecipe:
     version: str
     found: Found
     downloads: Path
-    inventory: Inventory
 
     @property
     def folder(self) -> str:
@@ -71,9 +70,6 @@ class ArchiveRecipe:
             except BadArchive as error:
                 raise RecipeFailed(f"{artifact.name} can't be unpacked: {error}") from None
         await in_thread(lambda _: self._write_facts(partial))
-
-    async def prove(self, folder: Path, scratch: Path, say: Say) -> Program:
-        return await prove_archive(self.engine, self.version, folder, scratch, self.inventory)
 
     def _write_facts(self, partial: Path) -> None:
         facts = Facts(
@@ -106,7 +102,7 @@ async def resolve(
     where = {"github": "GitHub", "index": "the package index"}.get(spec.source, spec.source)
     say(EngineState.RESOLVING, f"asking {where} for {spec.name} {spec.version}")
     found = await ask(spec, inventory, build=build)
-    return ArchiveRecipe(engine=spec.name, version=spec.version, found=found, downloads=downloads, inventory=inventory)
+    return ArchiveRecipe(engine=spec.name, version=spec.version, found=found, downloads=downloads)
 
 
 async def prove_archive(name: str, version: str, folder: Path, scratch: Path, inventory: Inventory) -> Program:

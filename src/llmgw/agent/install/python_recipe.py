@@ -18,9 +18,7 @@ from llmgw.agent.fetch.disk import Lock as FileLock
 from llmgw.agent.fetch.disk import megabytes
 from llmgw.agent.fetch.threads import Pace, in_thread
 from llmgw.agent.install import pip_config, uv_cache
-from llmgw.agent.install.environment import prove_environment
 from llmgw.agent.install.locks import lock_for
-from llmgw.agent.install.program import Program
 from llmgw.agent.install.recipe import RecipeFailed, Say
 from llmgw.agent.install.uv import STALL_S, UvFailed, run_uv
 from llmgw.cluster.catalog import BuildKind, EngineSpec
@@ -40,13 +38,12 @@ async def resolve(
     """``build`` is what this node's own file says. Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
     say(EngineState.RESOLVING, f"looking for the lock of {spec.name} {spec.version} for this machine")
     lock = await lock_for(spec, inventory, downloads, lambda words: say(EngineState.RESOLVING, words), build)
-    return PythonRecipe(lock, inventory)
+    return PythonRecipe(lock)
 
 
 @dataclass(frozen=True, slots=True)
 class PythonRecipe:
     lock: Lock
-    inventory: Inventory
 
     @property
     def engine(self) -> str:
@@ -76,9 +73,6 @@ class PythonRecipe:
                 raise RecipeFailed(f"{self.lock}: {failure}{note}") from None
             await _sync(partial, say)
             await in_thread(lambda stop: uv_cache.sweep(cache, stop))
-
-    async def prove(self, folder: Path, scratch: Path, say: Say) -> Program:
-        return await prove_environment(self.engine, self.version, folder, scratch, self.inventory, say)
 
     async def _make(self, partial: Path, cache: Path, say: Say) -> None:
         what = f"{self.lock.engine} {self.lock.version}"

@@ -1,4 +1,4 @@
-"""How one build of an engine comes into a folder of its own on this node, and how it is seen to work there."""
+"""How one build of an engine comes into a folder of its own on this node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from llmgw.agent.install.program import Program
 from llmgw.cluster.model import EngineState
 
 Say = Callable[[EngineState, str], None]
@@ -37,6 +36,3 @@ class Recipe(Protocol):
 
     async def put(self, partial: Path, say: Say) -> None:
         """Fills ``partial``, which is empty, whole and synced. Raises RecipeFailed, FetchFailed, NoRoom, OSError."""
-
-    async def prove(self, folder: Path, scratch: Path, say: Say) -> Program:
-        """Sees it run, in ``folder`` as it lies there. Raises NotProved."""
