@@ -249,8 +249,10 @@ echo "E: Unable to acquire the dpkg frontend lock ({lock}), is another process u
 exit 100""")
     script.chmod(0o755)
     here = OsPackages(tmp_path, system=System(apt_root.DEBIAN, f"{tmp_path}/bin:{os.defpath}"), wait_s=0.0)
+    words = Words()
     with pytest.raises(PackagesFailed, match=r"did not finish \(held by unattended-upgr, pid 4194305\)"):
-        await here.install(["libfoo1"], Words())
+        await here.install(["libfoo1"], words)
+    assert words.said[1:] == ["waiting for another apt-get to finish (held by unattended-upgr, pid 4194305)"]
 
 
 # -- what may not be, and what heals

@@ -79,11 +79,6 @@ async def test_a_library_that_the_loader_misses_is_known_by_its_package() -> Non
     assert [library.name for library in failure.missing] == ["libgomp.so.1"]
 
 
-async def test_another_version_than_the_one_wanted(tmp_path: Path) -> None:
-    with pytest.raises(NotProved, match=r"says that it is b11434, and b10991 is wanted"):
-        await prove(LLAMA, played(tmp_path, ONE_CARD), tmp_path / "proofs", version="b10991")
-
-
 @pytest.mark.parametrize(("devices", "gpus"), [(NO_CARD, 1), (ONE_CARD, 2)])
 async def test_a_cuda_build_must_see_all_cards(devices: str, gpus: int, tmp_path: Path) -> None:
     with pytest.raises(NotProved, match=r"--list-devices names \d of the \d NVIDIA GPUs of this machine") as caught:

@@ -122,7 +122,6 @@ class _Run:
                 if ended.status is None:
                     raise PackagesFailed(self._stuck(argv, listener.held))
                 return ended
-            held = _more_telling(held, listener.held)
             if time.monotonic() + pause > self.waits_until:
                 raise PackagesFailed(self._given_up(held))
             self.tell(self._waiting(held))
@@ -235,7 +234,7 @@ class _Listener:
 
 
 def _more_telling(held: Held, before: Held | None) -> Held:
-    """The last error names no holder where the lines before it did."""
+    """apt-get's last line names no holder where those before it did."""
     return before if held.pid is None and before is not None and before.pid is not None else held
 
 

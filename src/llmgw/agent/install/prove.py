@@ -49,13 +49,11 @@ class Proof:
     """Libraries that the loader finds outside of the system's own folders."""
 
 
-async def prove(
-    engine: Engine, program: Path, folder: Path, *, version: str | None = None, gpus: int | None = None
-) -> Proof:
+async def prove(engine: Engine, program: Path, folder: Path, *, gpus: int | None = None) -> Proof:
     """Proves ``program`` in a folder of its own under ``folder``, as the user that owns ``folder``.
 
-    ``version``: what it must say that it is (``Engine.read_version``); None: whatever it says. ``gpus``: how many
-    NVIDIA GPUs this machine has; a CUDA build must see as many. None: not known. Raises NotProved, OSError.
+    ``gpus``: how many NVIDIA GPUs this machine has; a CUDA build must see as many. None: not known. Raises NotProved,
+    OSError.
     """
     if not program.is_file():
         raise NotProved(f"{program} is not there" if not program.exists() else f"{program} is not a file")
@@ -67,17 +65,14 @@ async def prove(
     libraries = tuple(sorted(path for path in linked if not _of_the_system(path)))
     reads = {program, program.resolve().parent, *(path.parent for path in libraries)}
     with trial(folder, sorted(reads)) as place:
-        said = await _say(place, program, "--version", VERSION_LIMIT_S)
-        says = engine.read_version(said)
-        if version is not None and says is not None and says != version:
-            raise NotProved(f"{program} says that it is {says}, and {version} is wanted")
+        version = engine.read_version(await _say(place, program, "--version", VERSION_LIMIT_S))
         help_text = await _say(place, program, "--help", HELP_LIMIT_S)
         if "--port" not in help_text:
             raise NotProved(f"{program} --help does not name --port: it is no {engine.name} server")
         if gpus and await asyncio.to_thread(_is_cuda_build, program):
             await _see_gpus(place, program, gpus)
         await _one_token(engine, program, help_text, place)
-    return Proof(version=says, help_text=help_text, libraries=libraries)
+    return Proof(version=version, help_text=help_text, libraries=libraries)
 
 
 async def why_ended(what: str, program: Path, ended: Ended, limit_s: float) -> NotProved:
