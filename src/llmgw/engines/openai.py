@@ -24,7 +24,9 @@ def read_health(status: int, body: bytes) -> str | None:
 def readiness_probe(shard: DesiredShard) -> Probe:
     """One token for ``generate``, one vector for ``embed``, one score for ``rerank``.
 
-    A completion rather than a chat: it proves the same computation, and a model without a chat template has it too.
+    A completion rather than a chat: it proves the same computation, and a model without a chat template has it too. A
+    sampled one: vLLM compiles its sampler at the first of those, which takes up to a minute on a busy processor, and no
+    client is to wait for that.
     """
     match shard.task:
         case "embed":
@@ -32,7 +34,7 @@ def readiness_probe(shard: DesiredShard) -> Probe:
         case "rerank":
             return _post("/v1/rerank", {"model": shard.model, "query": _PROMPT, "documents": [_PROMPT]})
         case "generate":
-            body = {"model": shard.model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+            body = {"model": shard.model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 1, "ignore_eos": True}
             return _post("/v1/completions", body)
         case _:
             raise ValueError(f"no readiness request is known for the task {shard.task}")
