@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pip._internal.models.index import PyPI
+
 from llmgw.agent.fetch.artifact import Access, FetchFailed
 from llmgw.agent.fetch.pip_settings import pip_settings
 
-DEFAULT_INDEX = "https://pypi.org/simple/"
+DEFAULT_INDEX = f"{PyPI.simple_url}/"
+"""pip's own: what a machine without any configuration goes by is pip's to say."""
 _UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
 
 
