@@ -88,7 +88,7 @@ class MemoryStore:
         nodes = {node.id: codec.encode_node(node) for node in change.nodes}
         replicas = {replica.id: codec.encode_replica(replica) for replica in change.replicas}
         drains = {drain.node: codec.encode_drain(drain) for drain in change.drains}
-        engines = {history.name: codec.encode_engine(history) for history in change.engines}
+        engines: dict[str, str] = {history.name: codec.encode_engine(history) for history in change.engines}
         events = {event.id: (event.subject, codec.encode_event(event)) for event in change.events}
         self._check_lead(epoch)
         self._nodes |= nodes
