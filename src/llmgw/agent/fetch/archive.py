@@ -19,6 +19,9 @@ from llmgw.agent.fetch.streams import Counted, Packing, kind_of
 from llmgw.agent.fetch.tar import TarReader
 from llmgw.agent.fetch.tree import FILE_MODE, NEW_FILE, Tree
 
+_READ_AHEAD = 32
+"""Pieces of the packed archive, of a megabyte at most."""
+
 Progress = Callable[[int, int | None], None]
 """Takes bytes unpacked, and bytes that it will be in all where that is known before."""
 
@@ -89,22 +92,25 @@ def _write_one(
 
 
 def _extract_tar(packing: Packing, stream: BinaryIO, tree: Tree, limits: Limits, progress: Progress) -> None:
-    counted = Counted(stream)
-    with streams.ahead(streams.unpacked(packing, counted)) as pieces:
-        reader = TarReader(_within_ratio(pieces, counted, limits))
-        try:
-            _Extraction(tree, reader, limits, progress, None).run()
-        except streams.Damaged as error:
-            raise BadArchive(f"{error}, {reader.where}") from None
+    # Reading, unpacking and writing go on at the same time; whoever sends the archive is not held up by either.
+    with streams.ahead(streams.pieces_of(stream), _READ_AHEAD) as arriving:
+        counted = Counted(arriving)
+        with streams.ahead(streams.unpacked(packing, counted)) as pieces:
+            reader = TarReader(_within_ratio(pieces, counted, limits))
+            try:
+                _Extraction(tree, reader, limits, progress, None).run()
+            except streams.Damaged as error:
+                raise BadArchive(f"{error}, {reader.where}") from None
 
 
 def _within_ratio(pieces: Iterable[bytes], packed: Counted, limits: Limits) -> Iterator[bytes]:
     unpacked_bytes = 0
     for piece in pieces:
+        yield piece
+        # Only now: what was read of it by then is where it went wrong.
         unpacked_bytes += len(piece)
         if unpacked_bytes > limits.ratio_from_bytes + limits.ratio * packed.count:
             raise streams.Damaged(f"it unpacks to more than {limits.ratio} times its size")
-        yield piece
 
 
 class _Reader(Protocol):

@@ -16,11 +16,10 @@ import zstandard
 
 from llmgw.agent.fetch.members import BadArchive
 
-PIECE_BYTES = 1 << 20
-_READ_BYTES = 1 << 18
+PIECE_BYTES = 4 << 20
+_READ_BYTES = 1 << 20
 _MEMORY_BYTES = 256 << 20
 """What a packer may ask of whoever unpacks; ``xz -9`` wants 65 MB, ``zstd --long=27`` 128 MB."""
-_AHEAD = 8
 
 
 class Damaged(Exception):
@@ -64,16 +63,23 @@ def kind_of(name: str) -> Packing:
 
 
 class Counted(io.RawIOBase):
-    """A stream that says how much of it was read."""
+    """A stream of pieces that says how much of it was read."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        """``pieces`` are as ``pieces_of`` makes them: of a megabyte at most."""
+        self._pieces = pieces
         self.count = 0
 
     def read(self, size: int = -1, /) -> bytes:
-        piece = self._stream.read(size)
+        """The next piece, or nothing at the end, whatever ``size`` says."""
+        piece = next(self._pieces, b"")
         self.count += len(piece)
         return piece
+
+
+def pieces_of(stream: BinaryIO) -> Iterator[bytes]:
+    while piece := stream.read(_READ_BYTES):
+        yield piece
 
 
 def unpacked(packing: Packing, stream: Counted) -> Iterator[bytes]:
@@ -165,9 +171,9 @@ _READERS: dict[Packing, Callable[[bytes, Counted], Iterator[bytes]]] = {
 
 
 @contextmanager
-def ahead(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
+def ahead(pieces: Iterator[bytes], depth: int = 3) -> Iterator[Iterator[bytes]]:
     """Makes ``pieces`` in a thread, some ahead of who takes them: unpacking and writing go on at the same time."""
-    made: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
+    made: queue.Queue[bytes | BaseException | None] = queue.Queue(depth)
     unwanted = threading.Event()
 
     def make() -> None:
