@@ -47,6 +47,18 @@ async def test_it_runs_as_the_owner_of_the_folder_and_sees_what_it_needs(scratch
     assert not os.path.exists(folder)
 
 
+async def test_what_a_program_puts_in_a_files_place_is_neither_written_nor_given_away(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("as it was")
+    owner = precious.stat().st_uid
+    program = script(tmp_path / "open/program", f"ln -s {precious} given")
+    with trial(tmp_path / "proofs", [program]) as place:
+        await place.run([str(program)], limit_s=DEADLINE_S)
+        with pytest.raises(FileExistsError):
+            place.write("given", b"for you")
+    assert (precious.read_text(), precious.stat().st_uid) == ("as it was", owner)
+
+
 @needs_root
 async def test_what_it_was_not_given_it_does_not_see(scratch: Path, tmp_path: Path) -> None:
     program = script(tmp_path / "closed/program", f"cat {tmp_path}/secret; cat /proc/self/status")

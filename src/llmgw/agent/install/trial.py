@@ -20,6 +20,8 @@ from llmgw.agent.fetch.child import Ended
 from llmgw.agent.install.faults import NotProved
 from llmgw.process import run_as
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def own(folder: Path, user: str | None) -> None:
     """Makes ``folder`` the one where programs are tried as ``user``; None: as the agent. Raises OSError, KeyError."""
@@ -37,6 +39,8 @@ class Trial:
     reads: tuple[Path, ...]
     """Files and folders outside of it that the programs must be able to read."""
     user: str | None
+    _descriptor: int
+    """Of the folder. What runs in it may put links in its files' places, and the agent is root: it goes by no path."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -44,12 +48,13 @@ class Trial:
         return {"PATH": "/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "GGML_NO_BACKTRACE": "1"}
 
     def write(self, name: str, content: bytes) -> Path:
-        """A file that the programs may read."""
-        path = self.folder / name
-        path.write_bytes(content)
-        if self.user is not None:
-            os.chown(path, self.folder.stat().st_uid, -1)
-        return path
+        """A new file that the programs may read. Raises OSError, also where they have put something in its place."""
+        descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=self._descriptor)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if self.user is not None:
+                os.fchown(descriptor, os.fstat(self._descriptor).st_uid, -1)
+        return self.folder / name
 
     async def run(self, argv: Sequence[str], *, limit_s: float, env: dict[str, str] | None = None) -> Ended:
         """Raises OSError."""
@@ -77,9 +82,13 @@ def trial(under: Path, reads: Sequence[Path]) -> Iterator[Trial]:
     owner = under.stat()
     user = _name(owner.st_uid) if os.geteuid() == 0 and owner.st_uid != 0 else None
     with tempfile.TemporaryDirectory(dir=under) as folder:
-        if user is not None:
-            os.chown(folder, owner.st_uid, owner.st_gid)
-        yield Trial(Path(folder), tuple(reads), user)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if user is not None:
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            yield Trial(Path(folder), tuple(reads), user, descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _name(uid: int) -> str:
