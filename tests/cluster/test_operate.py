@@ -54,7 +54,7 @@ def said(lab: Lab, *arguments: str) -> str:
         (("node", "show", "n1"), "machine "),
         (("models",), "1 of 1 replica ready"),
         (("replicas",), "ready on n1"),
-        (("engines",), "installed"),
+        (("engines",), "built in"),
         (("events",), "node.registered"),
         (("why", "sim"), "ready on n1"),
         (("why", "default"), "ready on n1"),
