@@ -82,6 +82,16 @@ async def test_it_stays_with_the_same_host_also_by_a_relative_redirect(origin: O
     assert origin.requests[1].headers["authorization"] == "Bearer secret"
 
 
+async def test_credentials_of_the_url_go_along_to_the_same_host_alone(origin: Origin) -> None:
+    with serving(Origin(CONTENT)) as other:
+        origin.answers = [Answer(status=302, location="/b"), Answer(status=302, location=f"{origin.url}/c")]
+        origin.answers += [Answer(status=302, location=f"{other.url}/there")]
+        assert await get(origin.url.replace("://", "://me:p%40ss@") + "/a") == CONTENT
+        basic = "Basic " + base64.b64encode(b"me:p@ss").decode()
+        assert [request.headers.get("authorization") for request in origin.requests] == [basic] * 3
+        assert "authorization" not in other.requests[0].headers
+
+
 async def test_it_does_not_come_back_by_a_detour(origin: Origin) -> None:
     with serving(Origin(CONTENT)) as other:
         origin.answers = [Answer(status=302, location=f"{other.url}/x"), Answer()]

@@ -81,6 +81,8 @@ class Transport:
                 response.close()
             if following.origin() != place.origin():
                 sent = {name: value for name, value in sent.items() if name.lower() not in ("authorization", "cookie")}
+            elif following.raw_user is None:
+                following = following.with_user(place.user).with_password(place.password)
             place = following
         raise FetchFailed(f"{shown(url)} redirects more than {REDIRECTS} times: look at it with a browser")
 
