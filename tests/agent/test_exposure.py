@@ -34,6 +34,11 @@ def test_a_shards_block_is_open_to_gateways_and_to_the_other_ranks_alone() -> No
     )
 
 
+def test_an_ipv4_address_that_is_written_as_ipv6_is_let_in_as_ipv4() -> None:
+    single = replace(wide(0, 20_000), peers=())
+    assert openings([single], ["::ffff:10.0.0.1", "::ffff:127.0.0.1"])[0].addresses == ("10.0.0.1",)
+
+
 def test_only_attempts_to_connect_to_these_ports_are_judged() -> None:
     script = ruleset("llmgw-n", [Opening("a/0", 20_000, 20_099, ("10.0.0.1",)), Opening("b/0", 20_100, 20_199, ())])
     rules = [line.strip() for line in script.splitlines() if "dport" in line]

@@ -94,6 +94,8 @@ def _proper(addresses: Iterable[str]) -> list[str]:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
             continue
+        # A listener on all addresses of both versions names IPv4 peers like this; their packets are IPv4 all the same.
+        address = getattr(address, "ipv4_mapped", None) or address
         if not address.is_loopback and not address.is_unspecified:
             found.append(str(address))
     return found
