@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,7 +19,7 @@ from llmgw.agent.fetch.artifact import Access, Artifact, FetchFailed
 from llmgw.agent.fetch.disk import NoRoom
 from llmgw.agent.fetch.download import Limits
 from llmgw.agent.fetch.index import Fetched, Wanted, fetch, find, resolve
-from llmgw.agent.fetch.indexes import DEFAULT_INDEX, Indexes, configured
+from llmgw.agent.fetch.indexes import Indexes, configured
 from llmgw.agent.fetch.pip_settings import pip_settings, read_settings
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.engines.builds import LLAMACPP_B10068_X86_64 as B10068
@@ -264,7 +265,8 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 async def test_nothing_configured_is_the_public_index(plain: Path) -> None:
     plain.write_text(UNSAID)
     found = await configured()
-    assert found.urls == (DEFAULT_INDEX,)
+    assert [urlsplit(url).path.strip("/") for url in found.urls] == ["simple"]
+    assert found.urls[0].startswith("https://")
     assert found.find_links == ()
 
 

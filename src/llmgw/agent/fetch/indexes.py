@@ -9,13 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pip._internal.models.index import PyPI
-
 from llmgw.agent.fetch.artifact import Access, FetchFailed
-from llmgw.agent.fetch.pip_settings import pip_settings
+from llmgw.agent.fetch.pip_settings import default_index, pip_settings
 
-DEFAULT_INDEX = f"{PyPI.simple_url}/"
-"""pip's own: what a machine without any configuration goes by is pip's to say."""
 _UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
 
 
@@ -25,7 +21,7 @@ class Indexes:
 
     find_links: tuple[str, ...] = ()
     """Folders, files and pages with links to wheels."""
-    urls: tuple[str, ...] = (DEFAULT_INDEX,)
+    urls: tuple[str, ...] = ()
     """Of indexes; credentials may stand in them."""
     access: Access = field(default_factory=Access)
 
@@ -34,10 +30,12 @@ async def configured() -> Indexes:
     """What pip and uv would use here. Raises FetchFailed where the configuration can't be read."""
     pip = await pip_settings("download")
     uv = _uv()
-    main = pip.get("index-url") or next(iter(uv["index-url"]), DEFAULT_INDEX)
+    closed = pip.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    main = pip.get("index-url") or next(iter(uv["index-url"]), "")
+    if not main and not closed:
+        main = await default_index()
     more = (*_listed(pip.get("extra-index-url")), *uv["extra-index-url"])
     links = (*_listed(pip.get("find-links")), *uv["find-links"])
-    closed = pip.get("no-index", "").lower() in ("1", "true", "yes", "on")
     return Indexes(
         find_links=tuple(dict.fromkeys(links)),
         urls=() if closed else tuple(dict.fromkeys((main, *more))),
