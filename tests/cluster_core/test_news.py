@@ -77,9 +77,23 @@ def test_a_program_of_the_nodes_own_is_the_same_one_at_another_version() -> None
     assert engine_news((before,), (after,)) == ("engine llamacpp 1.0 installed -> 1.1 installed: engines.llamacpp.bin",)
 
 
-def test_progress_within_a_state_is_no_news() -> None:
+def test_progress_is_no_news() -> None:
     before, after = (engine("llamacpp", EngineState.DOWNLOADING, words) for words in ("41 %", "42 %"))
     assert engine_news((before,), (after,)) == ()
+    assert engine_news((after,), (engine("llamacpp", EngineState.PROVING),)) == ()
+
+
+def test_a_failure_is_told_once_however_often_it_is_tried_again() -> None:
+    trying = engine("llamacpp", EngineState.DOWNLOADING)
+    failed = replace(engine("llamacpp", EngineState.FAILED, "no route; next try in 60 s"), failed="no route")
+    assert engine_news((trying,), (failed,)) == (
+        "engine llamacpp 1.0 downloading -> failed: no route; next try in 60 s",
+    )
+    again = replace(trying, failed="no route")
+    assert engine_news((failed,), (again,)) == ()
+    assert engine_news((again,), (replace(failed, words="no route; next try in 120 s"),)) == ()
+    other = replace(failed, words="no room; next try in 240 s", failed="no room")
+    assert engine_news((again,), (other,)) == ("engine llamacpp 1.0 downloading -> failed: no room; next try in 240 s",)
 
 
 LLAMA = model("chat", profile(engine="llamacpp", memory_bytes=20 * GIB, node_selector={"rack": "r1"}), source="/m")

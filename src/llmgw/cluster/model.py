@@ -214,6 +214,8 @@ class EngineOnNode:
     since: float = 0.0
     named: bool = False
     """The agent's file names its program, and nothing is installed: it stands in for every version."""
+    failed: str = ""
+    """Why the last attempt at having it failed; empty once it is installed. It stays while the next one is made."""
 
     @property
     def usable(self) -> bool:

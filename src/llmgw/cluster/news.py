@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.fitness import capable
-from llmgw.cluster.model import Cluster, EngineOnNode, Fabric, Gpu, Hca, Instant, Inventory, Node
+from llmgw.cluster.model import Cluster, EngineOnNode, EngineState, Fabric, Gpu, Hca, Instant, Inventory, Node
 from llmgw.cluster.wording import size
 
 
@@ -31,7 +31,7 @@ def inventory_news(node_id: str, old: Inventory | None, new: Inventory) -> tuple
 
 
 def engine_news(old: Sequence[EngineOnNode], new: Sequence[EngineOnNode]) -> tuple[str, ...]:
-    """Engines that came, went, or changed their state or version. Progress within a state is not news."""
+    """Engines that came, went, began or ceased to work. Steps on the way are not news, nor is failing as before."""
     before, after = _by_installation(old), _by_installation(new)
     return tuple(
         news
@@ -46,10 +46,17 @@ def _engine_change(was: EngineOnNode | None, now: EngineOnNode | None) -> str:
         assert there is not None
         which = f"engine {there.name} {there.version}"
         return f"{which} {there.state.value} -> gone" if now is None else f"{which} none -> {_state(there)}"
-    if (was.state, was.version) == (now.state, now.version):
+    if was.version == now.version and not _turned(was, now):
         return ""
     version = "" if was.version == now.version else f"{now.version} "
     return f"engine {was.name} {was.version} {was.state.value} -> {version}{_state(now)}"
+
+
+def _turned(was: EngineOnNode, now: EngineOnNode) -> bool:
+    if now.state is EngineState.FAILED:
+        # An agent of the version before does not tell apart why it failed from when it is tried again.
+        return now.failed != was.failed or (not now.failed and was.state is not now.state)
+    return was.state is not now.state and EngineState.INSTALLED in (was.state, now.state)
 
 
 def _state(engine: EngineOnNode) -> str:

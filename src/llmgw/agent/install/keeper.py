@@ -42,6 +42,7 @@ class Keeper(ABC):
         self._named = named
         self._changed = changed
         self._busy = asyncio.Lock()
+        self._failed = ""
         self._keeping = 0
         self._lost = asyncio.Event()
 
@@ -111,17 +112,26 @@ class Keeper(ABC):
 
     def _fail(self, why: str, then: str) -> None:
         if self.program is None:
+            self._failed = why
             self._say(EngineState.FAILED, f"{why}{then}")
         else:
             self._say(EngineState.INSTALLED, f"works as before; what is asked for now has failed: {why}{then}")
 
     def _say(self, state: EngineState, words: str) -> None:
+        if state is EngineState.INSTALLED:
+            self._failed = ""
         last = self.state
         if last is not None and (last.version, last.state, last.words) == (self.version, state, words):
             return
         since = last.since if last is not None and last.state is state else time.time()
         self.state = EngineOnNode(
-            name=self.name, version=self.version, state=state, words=words, since=since, named=self._named
+            name=self.name,
+            version=self.version,
+            state=state,
+            words=words,
+            since=since,
+            named=self._named,
+            failed=self._failed,
         )
         if last is None or last.state is not state or last.version != self.version:
             old = f"{last.version} {last.state.value}" if last is not None else None
