@@ -33,7 +33,6 @@ from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.agent.weights import WeightStore
-from llmgw.cluster.catalog import BuildKind, EngineName
 from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
 from llmgw.link.client import ClientIdentity, LinkClient, LinkError
@@ -87,10 +86,10 @@ class Agent:
         self.installer = Installer(
             engines_dir=config.engines_dir,
             cache_dir=work_dir / "cache",
-            named=_named(config),
+            named=config.engines.programs,
             inventory=lambda: self._inventory,
             report=self._engines_said,
-            builds=_builds(config),
+            builds=config.engines.builds,
             user=lambda: self.supervisor.user,
         )
         self.weights = WeightStore(
@@ -315,27 +314,6 @@ def _what_changed(said: Observed | None, now: Observed) -> Observed:
         shards=now.shards if now.shards != said.shards else None,
         weights=now.weights if now.weights != said.weights else None,
     )
-
-
-def _named(config: AgentConfig) -> dict[EngineName, Path]:
-    """Programs of engines that the operator has named, instead of having them installed."""
-    engines = config.engines
-    named: dict[EngineName, Path | None] = {
-        "llamacpp": engines.llamacpp.bin if engines.llamacpp else None,
-        "vllm": engines.vllm.bin if engines.vllm else None,
-        "sglang": engines.sglang.python if engines.sglang else None,
-    }
-    return {name: path for name, path in named.items() if path is not None}
-
-
-def _builds(config: AgentConfig) -> dict[EngineName, BuildKind]:
-    engines = config.engines
-    stated: dict[EngineName, BuildKind | None] = {
-        "llamacpp": engines.llamacpp.build if engines.llamacpp else None,
-        "vllm": engines.vllm.build if engines.vllm else None,
-        "sglang": engines.sglang.build if engines.sglang else None,
-    }
-    return {name: build for name, build in stated.items() if build is not None}
 
 
 def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from llmgw.agent.fetch.child import ending, started
 from llmgw.agent.install.places import Installation, Places
 from llmgw.config import AgentConfig, ConfigError, load_agent
+from llmgw.config.agent import PROGRAM_KEYS
 from llmgw.engines.asking import Question, help_questions, version_question, whole
 from llmgw.engines.base import Engine
 from llmgw.engines.flags import read_flags
@@ -95,15 +96,8 @@ def _agent_file(config: Path | None) -> tuple[AgentConfig | None, Path]:
 
 
 def _named_by(file: AgentConfig, engine: str) -> tuple[str, Path] | None:
-    engines = file.engines
-    llamacpp, vllm, sglang = engines.llamacpp, engines.vllm, engines.sglang
-    chosen = {
-        "llamacpp": ("engines.llamacpp.bin", llamacpp.bin if llamacpp is not None else None),
-        "vllm": ("engines.vllm.bin", vllm.bin if vllm is not None else None),
-        "sglang": ("engines.sglang.python", sglang.python if sglang is not None else None),
-    }
-    key, program = chosen[engine]
-    return (key, program) if program is not None else None
+    programs = file.engines.programs
+    return next(((PROGRAM_KEYS[name], program) for name, program in programs.items() if name == engine), None)
 
 
 def _ray(file: AgentConfig) -> Path | None:

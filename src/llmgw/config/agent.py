@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.cluster.catalog import BuildKind, LaunchMode
+from llmgw.cluster.catalog import BuildKind, EngineName, LaunchMode
 from llmgw.cluster.model import Fabric, PortRange
+
+PROGRAM_KEYS: Mapping[EngineName, str] = {
+    "llamacpp": "engines.llamacpp.bin",
+    "vllm": "engines.vllm.bin",
+    "sglang": "engines.sglang.python",
+}
+"""Where the file names an engine's program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,26 @@ class AgentEngines:
     vllm: VllmOnNode | None
     sglang: SglangOnNode | None
     llamacpp: LlamacppOnNode | None
+
+    @property
+    def programs(self) -> Mapping[EngineName, Path]:
+        """The operator's own, which are used instead of installing one."""
+        stated: dict[EngineName, Path | None] = {
+            "llamacpp": self.llamacpp.bin if self.llamacpp else None,
+            "vllm": self.vllm.bin if self.vllm else None,
+            "sglang": self.sglang.python if self.sglang else None,
+        }
+        return {name: path for name, path in stated.items() if path is not None}
+
+    @property
+    def builds(self) -> Mapping[EngineName, BuildKind]:
+        """Which of a version's builds is installed here, where the file says it."""
+        stated: dict[EngineName, BuildKind | None] = {
+            "llamacpp": self.llamacpp.build if self.llamacpp else None,
+            "vllm": self.vllm.build if self.vllm else None,
+            "sglang": self.sglang.build if self.sglang else None,
+        }
+        return {name: build for name, build in stated.items() if build is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from llmgw.agent.install.keeper import FAILURES, Keeper, in_words
 from llmgw.agent.install.recipes import Recipes
 from llmgw.cluster.catalog import EngineName
 from llmgw.cluster.model import EngineState
+from llmgw.config.agent import PROGRAM_KEYS
 
-_KEYS = {"sglang": "engines.sglang.python"}
 UNKNOWN = "unknown"
 
 
@@ -25,7 +25,7 @@ class NamedKeeper(Keeper):
         self.wanted: frozenset[str] = frozenset()
         """Versions that the cluster asks for."""
         self._path = program
-        self._key = f"{_KEYS.get(name, f'engines.{name}.bin')} in the agent's file names {program}"
+        self._key = f"{PROGRAM_KEYS[name]} in the agent's file names {program}"
         self._recipes = recipes
         self._scratch = scratch
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from llmgw.cluster.model import EngineState
-
-Say = Callable[[EngineState, str], None]
-"""Hears each step: its state, and words that people read."""
+from llmgw.agent.fetch.obtain import Say as Say
 
 
 class RecipeFailed(Exception):
