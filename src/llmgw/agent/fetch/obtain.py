@@ -24,9 +24,9 @@ async def obtain(
 ) -> None:
     """Unpacks the artifact into ``partial``, beside what other archives left there, and waits until it is on the disk.
 
-    ``partial`` must be there. ``downloads`` keeps what came of the archive if this fails, so that the next attempt
-    goes on from there; else nothing is left in it. ``strip`` leaves out the one folder in which all of the archive
-    lies. Raises FetchFailed, BadArchive, NoRoom, OSError.
+    ``partial`` must be there. ``downloads`` keeps what came of the archive, however this ends: an attempt that fails
+    later, at another archive say, need not fetch it again. ``strip`` leaves out the one folder in which all of the
+    archive lies. Raises FetchFailed, BadArchive, NoRoom, OSError.
     """
     packing = kind_of(artifact.name)
     told = _Told(artifact.name, say)
@@ -36,26 +36,24 @@ async def obtain(
         await unpack_file(archive, partial, packing, strip=strip, limits=limits, progress=told.unpacking)
     else:
         try:
-            archive = await _while_it_comes(artifact, packing, partial, downloads, told, strip, limits)
+            await _while_it_comes(artifact, packing, partial, downloads, told, strip, limits)
         except StartAnew as error:
             told.downloading(f"{error}: fetching it anew")
             await asyncio.to_thread(_sweep, partial)
-            archive = await _while_it_comes(artifact, packing, partial, downloads, told, strip, limits)
-    await asyncio.to_thread(archive.unlink)
+            await _while_it_comes(artifact, packing, partial, downloads, told, strip, limits)
 
 
 async def _while_it_comes(
     artifact: Artifact, packing: Packing, partial: Path, downloads: Path, told: _Told, strip: bool, limits: Limits
-) -> Path:
+) -> None:
     progress = told.unpacking_too
     async with unpacking(
         packing, partial, name=artifact.name, strip=strip, limits=limits, progress=progress
     ) as unpacker:
-        archive = await download(artifact, downloads, told.downloading, sink=unpacker)
+        await download(artifact, downloads, told.downloading, sink=unpacker)
         # Until here the unpacker waited for more: nothing of it is in its place before the hash was seen to be right.
         told.came_whole()
         await unpacker.finish()
-        return archive
 
 
 class _Told:

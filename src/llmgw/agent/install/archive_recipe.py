@@ -79,6 +79,7 @@ class ArchiveRecipe:
         )
         write_durably(partial / FACTS, _FACTS.dump_json(facts))
         for artifact in self.found.artifacts:
+            (self.downloads / artifact.name).unlink(missing_ok=True)
             for left in self.downloads.glob(f"{glob.escape(artifact.name)}.part*"):  # by an agent that was killed
                 left.unlink(missing_ok=True)
         with suppress(OSError):
