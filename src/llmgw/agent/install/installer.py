@@ -66,6 +66,7 @@ class Installer:
         self._installing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[Keeper, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._probes: set[asyncio.Task[None]] = set()
         self._wanted: dict[Key, EngineSpec] = {}
         self._stay: frozenset[Key] | None = None
         """Versions that are not to be removed. None: nobody has said yet."""
@@ -137,7 +138,7 @@ class Installer:
                     log.exception("a fault of the agent's own; what is installed stays as it is")
                     self._left_behind = True
         finally:
-            tasks = [*self._tasks.values(), *self._ending]
+            tasks = [*self._tasks.values(), *self._ending, *self._probes]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -254,7 +255,10 @@ class Installer:
         if keeper is None or keeper in self._tasks or keeper.seen_to or keeper.program is not None:
             return
         if keeper.state is not None and keeper.state.state is not EngineState.FAILED:
-            self._end(asyncio.get_running_loop().create_task(keeper.probe([found])))
+            probe = asyncio.get_running_loop().create_task(keeper.probe([found]), name=f"proof of {found.folder.name}")
+            self._probes.add(probe)
+            probe.add_done_callback(self._probes.discard)
+            probe.add_done_callback(_say_crash)
 
     async def _drop_downloads(self) -> None:
         """Parts of files stay for as long as an attempt may go on from them."""
