@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from llmgw.cluster.catalog import BuildKind, EngineSpec
 from llmgw.cluster.model import Inventory
-from llmgw.engines.releases import has_cuda
+from llmgw.engines.releases import glibc_of, has_cuda
 
 FIRST_LINE = "# llmgw engine lock 1"
 BUILDS = ("cpu", "cuda")
@@ -190,8 +190,8 @@ def misfit(lock: Lock, inventory: Inventory) -> str | None:
             f"{lock} needs NVIDIA driver {lock.driver} or newer, and this machine has {inventory.driver}: upgrade the "
             "driver, or ask for a version that was built for an older CUDA"
         )
-    libc = re.fullmatch(r"glibc (\d+)\.(\d+).*", inventory.libc)
-    if libc is None or (int(libc[1]), int(libc[2])) < lock.glibc:
+    libc = glibc_of(inventory.libc)
+    if libc is None or libc < lock.glibc:
         wanted = ".".join(map(str, lock.glibc))
         return (
             f"{lock} needs glibc {wanted} or newer, and this machine has {inventory.libc or 'none'}: upgrade the "
