@@ -13,7 +13,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench simulate simulate-planted soak-cluster test-engines lock lock-engine clean
+.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install test-engines lock lock-engine clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
@@ -45,6 +45,10 @@ simulate-planted: .venv/dev
 soak-cluster: .venv/dev
 	$(BIN)/python -m tests.cluster.net.soak $(ARGS)
 
+# kill -9 of installs at random moments: make soak-install ARGS="--kills 200"
+soak-install: .venv/dev
+	$(BIN)/python -m tests.agent.install.soak $(ARGS)
+
 # The engines themselves, installed by agents: minutes, gigabytes, and nothing for a machine that is busy.
 # ARGS="-k sglang" for some of it; LLMGW_REAL_ENGINES=/FOLDER keeps what is installed for the next run.
 test-engines: export LLMGW_REAL_ENGINES ?= 1
@@ -59,6 +63,7 @@ lock-engine: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/gateway/run.py $(ARGS)
 	$(BIN)/python benchmarks/control/run.py $(ARGS)
+	$(BIN)/python benchmarks/install/run.py $(ARGS)
 
 lock: .venv/bootstrap
 	$(BIN)/uv pip compile $(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt

@@ -1,1 +1,1 @@
-"""Getting files from the Python package index onto this node: whole, checked, or not at all."""
+"""Getting files onto this node from releases, package indexes, mirrors and folders: whole, checked, or not at all."""
