@@ -18,6 +18,8 @@ from llmgw.agent.install.faults import NotProved
 from llmgw.agent.install.places import Installation, Places
 from llmgw.agent.install.program import Program
 from llmgw.agent.install.recipe import RecipeFailed
+from llmgw.agent.install.trial import own
+from llmgw.agent.supervisor.engine_user import prepare
 from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.model import EngineState
 from tests.engines_real.patches import wheel
@@ -189,6 +191,21 @@ async def test_one_that_is_named_and_no_environment_is_refused_in_words(site: Si
     stray.chmod(0o755)
     with pytest.raises(NotProved, match=f"{stray} lies in no Python environment"):
         await environment.prove_named("vllm", stray, site.folder / "proofs", THIS_MACHINE, site.say)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users and mounts")
+async def test_not_even_the_interpreter_of_a_named_one_runs_as_the_agent(tmp_path: Path) -> None:
+    assert prepare("llmgw-engine").warning is None
+    own(tmp_path / "cache/proofs", "llmgw-engine")
+    programs = tmp_path / "theirs/bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "vllm"):
+        (programs / name).write_text('#!/bin/sh\necho "run by $(id -un)"\nexit 3\n')
+        (programs / name).chmod(0o755)
+    with pytest.raises(NotProved, match=r"its interpreter, .*, ended with status 3: run by llmgw-engine$"):
+        await environment.prove_named(
+            "vllm", programs / "vllm", tmp_path / "cache/proofs", THIS_MACHINE, lambda state, words: None
+        )
 
 
 async def test_a_wheel_that_is_another_is_refused_with_both_hashes(site: Site) -> None:

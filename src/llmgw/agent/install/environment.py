@@ -19,7 +19,7 @@ import structlog
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
 
-from llmgw.agent.fetch.child import ending, run
+from llmgw.agent.fetch.child import ending
 from llmgw.agent.fetch.disk import write_durably
 from llmgw.agent.install.faults import NotProved
 from llmgw.agent.install.libraries import is_of_cards, lacking, linkage_of, too_old_for, why_not_started
@@ -114,7 +114,7 @@ async def _prove(
     environment: Environment, seen: Path, scratch: Path, inventory: Inventory, say: Say
 ) -> tuple[Program, str]:
     """The program, and what is wrong with its flags. ``seen``: the file that tells of an earlier proof."""
-    base = await _base(environment)
+    base = await _base(environment, scratch)
     await _libraries(environment, cards=inventory.driver is not None)
     stamp = await asyncio.to_thread(_stamp, environment, base, inventory)
     proof = await asyncio.to_thread(_read, seen)
@@ -128,14 +128,17 @@ async def _prove(
     return program, report.words
 
 
-async def _base(environment: Environment) -> Path:
-    """Where the interpreter itself is installed, since an environment is no more than links to that. It must start."""
+async def _base(environment: Environment, scratch: Path) -> Path:
+    """Where the interpreter itself is installed, since an environment is no more than links to that. It must start.
+
+    Not as the agent, even for this: an environment that the agent's file names may be anybody's.
+    """
+    real = environment.python.resolve()
     argv = [str(environment.python), "-I", "-S", "-c", "import sys; print(sys.base_prefix)"]
-    ended = await run(argv, env={}, limit_s=_START_LIMIT_S)
+    with trial(scratch, (environment.folder, real.parent.parent)) as place:
+        ended = await place.run(argv, limit_s=_START_LIMIT_S)
     if ended.status != 0:
-        raise NotProved(
-            f"its interpreter, {environment.python.resolve()}, {ending(ended.status)}: {_last(ended.output)}"
-        )
+        raise NotProved(f"its interpreter, {real}, {ending(ended.status)}: {_last(ended.output)}")
     return Path(ended.output.strip())
 
 
