@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -257,7 +258,12 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def _end(identity: dict[str, Any]) -> None:
-    from llmgw.process.identity import Identity, send_signal
+def _end(who: dict[str, Any]) -> None:
+    """With all of its group: a real engine is several processes, and nobody is left to clear up after it."""
+    from llmgw.process.identity import Identity
+    from llmgw.process.identity import alive as runs
 
-    send_signal(Identity.from_json(identity), signal.SIGKILL)
+    identity = Identity.from_json(who)
+    if runs(identity):
+        with suppress(ProcessLookupError):
+            os.killpg(identity.pid, signal.SIGKILL)
