@@ -184,6 +184,8 @@ def _environment(launch: Launch) -> dict[str, str]:
         **({} if launch.shard.profile.gpus_per_node else on_processors),
         # Its own guess is what the host's name resolves to, or the address on the way to the internet.
         "SGLANG_HOST_IP": launch.host,
+        # Else a folder of /tmp whose name anybody could have taken before. Other caches lie in HOME.
+        "TORCHINDUCTOR_CACHE_DIR": f"{launch.work_dir}/torchinductor",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -245,6 +245,8 @@ def _environment(launch: Launch) -> dict[str, str]:
         # It gives itself up after ten minutes, and big models take longer.
         "VLLM_ENGINE_READY_TIMEOUT_S": f"{Vllm.starts_slowly_s:.0f}",
         "VLLM_NO_USAGE_STATS": "1",
+        # Else a folder of /tmp whose name anybody could have taken before. Other caches lie in HOME.
+        "TORCHINDUCTOR_CACHE_DIR": f"{launch.work_dir}/torchinductor",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
