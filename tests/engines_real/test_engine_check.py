@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.mark.parametrize(
     ("engine", "pattern"),
-    [("vllm", "vllm/0.31.0-*/bin/vllm"), ("vllm", "vllm/0.32.0-*/bin/vllm"), ("sglang", "sglang/*/bin/python")],
+    [("vllm", "vllm/0.32.0-*/bin/vllm"), ("sglang", "sglang/*/bin/python")],
 )
 def test_all_flags_are_there(engine: str, pattern: str, engines_dir: Path, figures: Figures) -> None:
     found = sorted(engines_dir.glob(pattern))

@@ -38,7 +38,9 @@ models:
 
 def engines() -> str:
     sha256 = hashlib.sha256(SGLANG_LOCK.read_bytes()).hexdigest()
-    return f"{{sglang: {{version: {SGLANG_VERSION}, source: {{url: '{SGLANG_LOCK.as_uri()}', sha256: {sha256}}}}}}}"
+    sglang = f"{{version: {SGLANG_VERSION}, source: {{url: '{SGLANG_LOCK.as_uri()}', sha256: {sha256}}}}}"
+    # What nobody asks for is removed, and the tests after this one use it.
+    return f"{{vllm: {{version: 0.32.0}}, sglang: {sglang}}}"
 
 
 def test_installed_from_a_lock_of_the_operators_own_served_and_drained(
