@@ -55,6 +55,9 @@ class RealLab(Lab):
                     return dict(engine)
         return {}
 
+    def is_ready(self, node: str) -> bool:
+        return any((found["id"], found["state"]) == (node, "ready") for found in self.get("nodes"))
+
     def installed(self, node: str, name: str, version: str, within_s: float) -> list[str]:
         """Once the node has it: what it said on the way, each step once."""
         said: list[str] = []
@@ -65,7 +68,7 @@ class RealLab(Lab):
             if now and (not said or said[-1] != words):
                 said.append(words)
             assert now.get("state") != "failed", f"{words}\n{self.logs()}"
-            return bool(now.get("state") == "installed")
+            return bool(now.get("state") == "installed" and self.is_ready(node))
 
         try:
             eventually(check, f"{node} has {name} {version}", within_s)

@@ -43,6 +43,8 @@ def test_two_nodes_answer_as_one_and_fall_as_one(
     for name in ("node01", "node02"):
         lab.node(name, gpus=0, fabric="ib-a", extra=f"engines: {{vllm: {{bin: {installed[0]}}}}}\n")
         lab.agent(name)
+    nodes = ["ready", "ready"]
+    eventually(lambda: [node["state"] for node in lab.get("nodes")] == nodes, "both have proved their engine", 600)
     lab.with_models(wanted)
     began = time.monotonic()
 
