@@ -22,7 +22,7 @@ import structlog
 
 from llmgw.cluster.model import Vitals
 from llmgw.link.course import Course, Delivered, Ended, LinkError, Outgoing, ServerAddress
-from llmgw.link.dialogue import Dialogue, Voice
+from llmgw.link.dialogue import LEFT, Dialogue, Voice
 from llmgw.link.failures import explain
 from llmgw.link.messages import Hello, Role, Welcome
 from llmgw.link.notices import Notices
@@ -95,6 +95,7 @@ class LinkClient:
         self._attempts = 0
         self._dialogue: Dialogue | None = None
         self._stop_asked: asyncio.Event | None = None
+        self._again = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._turned_at_s = 0.0
@@ -131,11 +132,11 @@ class LinkClient:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Send what is queued, close the session, and end the thread. From any thread but the link's own."""
-        thread, loop, asked = self._thread, self._loop, self._stop_asked
-        if thread is None or loop is None or asked is None:
+        thread, loop = self._thread, self._loop
+        if thread is None or loop is None:
             return
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(asked.set)
+            loop.call_soon_threadsafe(self._stop)
         thread.join(timeout_s)
         if thread.is_alive():
             self._log.error("the link did not stop in time", timeout_s=timeout_s)
@@ -148,6 +149,18 @@ class LinkClient:
         # The loop may be closed by now: then there is nobody to tell.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._take, frame)
+
+    def redial(self, why: str) -> None:
+        """Leave the session that is open, if one is, and dial the same server at once. From any thread.
+
+        Each dial reads the identity's files anew: this is for when they have changed. The old session is closed
+        before the new one is asked for, so that no server hears the old certificate after the new one.
+        """
+        loop = self._loop
+        if loop is None:
+            return
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._leave, why)
 
     # -- on the link's thread
 
@@ -171,17 +184,35 @@ class LinkClient:
                 ended, lasted_s = Ended("internal", f"{server.url}: {type(error).__name__}: {error}"), 0.0
             if self._stop_asked.is_set():
                 break
+            if ended.key == LEFT:
+                self._set_state(LinkState(words=ended.words, epoch=self._course.newest_epoch))
+                continue
             delay_s = self._course.failed(lasted_s=lasted_s, patient=ended.patient)
             self._not_connected(server, ended, delay_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._stop_asked.wait()
+            await self._pause(delay_s)
         self._set_state(LinkState(words="stopped", epoch=self._course.newest_epoch))
+
+    async def _pause(self, delay_s: float) -> None:
+        """Until the delay is over, or until there is a reason to dial before."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._again.wait()
+
+    def _leave(self, why: str) -> None:
+        self._again.set()
+        if self._dialogue is not None:
+            self._dialogue.leave(why)
+
+    def _stop(self) -> None:
+        assert self._stop_asked is not None
+        self._stop_asked.set()
+        self._again.set()
 
     async def _attempt(self, server: ServerAddress) -> tuple[Ended, float]:
         """Dial one server and stay with it as long as it goes. Returns why it ended, and how long it was welcomed."""
         assert self._stop_asked is not None
         self._attempts += 1
+        self._again.clear()
         try:
             context, identity = self._contexts.current()
         except IdentityError as error:
@@ -199,6 +230,9 @@ class LinkClient:
                 return Ended(failure.key, failure.words), 0.0
             why = ""
             try:
+                if self._again.is_set():
+                    # While it was dialled: what was shown is the identity of before.
+                    return Ended(LEFT, "dialling anew"), 0.0
                 self._dialogue = dialogue
                 ended = await dialogue.run(ws, self._stop_asked)
                 why = ended.words

@@ -22,6 +22,8 @@ WELCOME_S = 15.0
 SILENT_HEARTBEATS = 3
 FLUSH_S = 2.0
 SHORTEST_HEARTBEAT_S = 0.05
+LEFT = "left"
+"""The key of an end that the peer itself wanted."""
 
 log = structlog.get_logger("llmgw.link")
 
@@ -64,6 +66,10 @@ class Dialogue:
         """Queue a frame. One that comes before the welcome is kept for it: the hello may have been made before."""
         if not self._outbox.put(frame):
             self._end(Ended("full", f"{self._server.url} does not read: {len(self._outbox)} frames wait to be sent"))
+
+    def leave(self, words: str) -> None:
+        """End the session as if it had ended by itself; what is queued is not sent."""
+        self._end(Ended(LEFT, words))
 
     async def run(self, ws: aiohttp.ClientWebSocketResponse, stop: asyncio.Event) -> Ended:
         """Talk until the connection ends, or ``stop``. Raises what ``ws`` raised where it came to no welcome."""

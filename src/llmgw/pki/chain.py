@@ -44,7 +44,9 @@ def certificates_of(text: str | bytes, what: str) -> tuple[x509.Certificate, ...
         raise PkiError(f"{what} is {kind}: BEGIN CERTIFICATE was expected") from error
 
 
-def read_chain(certificate: str | bytes, authority: str | bytes, *, node: str, key: ec.EllipticCurvePrivateKey) -> Chain:
+def read_chain(
+    certificate: str | bytes, authority: str | bytes, *, node: str, key: ec.EllipticCurvePrivateKey
+) -> Chain:
     """What an authority answered to the request for ``key``. Raises PkiError where a node could not use it.
 
     Checked: the leaf is for this key and this node, and leads to one of the roots. Times are not looked at.
