@@ -38,6 +38,7 @@ from llmgw.pki.signing_request import key_of_pem, new_key, pem_of_key
 KEPT = 2
 CURRENT = "current"
 DRAFT = ".new-"
+GONE = ".gone-"
 RENEWAL = "renewal-of-"
 """What a key is made for that replaces a pair: this and the pair's serial."""
 
@@ -103,8 +104,8 @@ class IdentityStore:
         if not self.directory.is_dir():
             return None
         with self._locked():
-            for draft in self.directory.glob(f"{DRAFT}*"):
-                shutil.rmtree(draft, ignore_errors=True)
+            for rest in (*self.directory.glob(f"{DRAFT}*"), *self.directory.glob(f"{GONE}*")):
+                shutil.rmtree(rest, ignore_errors=True)
             pairs = self._pairs()
             if not pairs:
                 return None
@@ -229,8 +230,11 @@ class IdentityStore:
 
     def _forget_older(self, pairs: list[Pair]) -> None:
         for pair in pairs[:-KEPT]:
+            # Its name first: half a pair must not look like one.
+            gone = self.directory / f"{GONE}{pair.folder.name}"
             with suppress(OSError):
-                shutil.rmtree(pair.folder)
+                pair.folder.rename(gone)
+                shutil.rmtree(gone)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -94,6 +94,7 @@ class Renewal:
         self._rng = rng or random.Random()
         self._asked = asyncio.Event()
         self._pair: Pair | None = None
+        self._looked = False
         self._failing: Failing | None = None
         self._again_at: datetime | None = None
         self._warnings: tuple[str, ...] = ()
@@ -123,13 +124,15 @@ class Renewal:
         asked = self._asked.is_set()
         self._asked.clear()
         pair = await asyncio.to_thread(self._current)
+        first, self._looked = not self._looked, True
         if pair is None:
+            self._pair = None
             if asked:
                 log.warning("the certificate can't be renewed from here", why=self._by_hand())
             self._say(await asyncio.to_thread(self._expiry_by_hand))
             return LOOK_S
-        if self._pair is not None and pair.serial != self._pair.serial:
-            self._take(pair, f"certificate {pair.serial} was put in the place of {self._pair.serial}")
+        if not first and (self._pair is None or pair.serial != self._pair.serial):
+            self._take(pair, f"certificate {pair.serial} was put in place")
         self._pair = pair
         if asked or self._next_at(pair) <= self._clock():
             await self._try(pair)

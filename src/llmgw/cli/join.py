@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 MAX_INPUT_BYTES = 1 << 20
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The agent's file; it may not exist yet.")]
-WorkDir = Annotated[Path | None, typer.Option("--work-dir", help="Where the agent keeps its state [as the file says].")]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--work-dir", help="Where the agent keeps its state (left out: what its file says, or /var/lib/llmgw-agent)."
+    ),
+]
 DEFAULT_CONFIG = Path("/etc/llmgw/agent.yaml")
 
 
@@ -31,7 +36,7 @@ def join(
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option("--server", help="https://HOST:PORT[,…] of the control planes [as the token says]."),
+        typer.Option("--server", help="https://HOST:PORT[,…] of the control planes (left out: the token's)."),
     ] = None,
     config: Config = DEFAULT_CONFIG,
     work_dir: WorkDir = None,
