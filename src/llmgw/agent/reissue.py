@@ -38,21 +38,21 @@ async def reissue(store: IdentityStore, pair: Pair, server: ServerAddress, clock
         ours = Ours(identity, files)
         plain = Enrolment(server, trusting(roots), ours)
         authority = await plain.authority()
-        difference = clocks_differ(authority.time, clock())
-        if difference:
-            log.warning("the clocks differ", server=server.url, why=difference)
         purpose = f"{RENEWAL}{pair.serial}"
         key = await asyncio.to_thread(store.key_for, purpose)
         request = signing_request(key, pair.node)
+        difference = clocks_differ(authority.time, clock())
         try:
             if pair.not_after <= authority.time:
                 granted = await _recover(plain, pair, request)
             else:
                 granted = await Enrolment(server, context, ours).renew(pem_of_request(request))
         except EnrolmentError as error:
-            if error.code == "clock" and difference:
+            if difference:
                 raise EnrolmentError(f"{error}; {difference}", code=error.code) from error
             raise
+        if difference:
+            log.warning("the clocks differ", server=server.url, why=difference)
         return await asyncio.to_thread(_install, store, granted, pair.node, key, purpose)
     except (PkiError, OSError, ValueError) as error:
         raise EnrolmentError(f"{server.url}: {error}") from error
