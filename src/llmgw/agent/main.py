@@ -147,7 +147,8 @@ class Agent:
             await self._adopt()
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_LOOK_S):
-                    await asyncio.gather(self._look_at_vitals(), self._look_for_weights())
+                    # The certificate too: one that expired while the machine was off is made good before it is shown.
+                    await asyncio.gather(self._look_at_vitals(), self._look_for_weights(), self.renewal.look())
             self.link.start()
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -388,7 +389,7 @@ async def serve(config: AgentConfig) -> None:
         await Agent(config, inventory).run(stop)
     except IdentityError as error:
         gone = isinstance(error.__cause__, FileNotFoundError)
-        anew = f". Where it is lost: {_new_identity(config)} makes new files" if gone else ""
+        anew = f". Where it is lost: {_new_identity(config)} makes it anew" if gone else ""
         raise AgentRefused(f"{error}{anew}") from error
     except (LinkError, SupervisorError) as error:
         raise AgentRefused(str(error)) from error
@@ -404,4 +405,7 @@ async def _settle(config: AgentConfig) -> None:
 
 def _new_identity(config: AgentConfig) -> str:
     node = config.node_id or socket.gethostname()
-    return f"`llmgw ctl cert issue-client {node} --force`, where the authority is,"
+    return (
+        f"`llmgw ctl node token {node}` and then `llmgw agent join` here, or "
+        f"`llmgw ctl cert issue-client {node} --force` where the authority is,"
+    )

@@ -110,17 +110,20 @@ class Renewal:
 
     async def run(self) -> None:
         while True:
-            wait_s = LOOK_S
-            try:
-                wait_s = await self.look()
-            except Exception:
-                log.exception("a fault of the agent's own; the certificate stays as it is")
+            wait_s = await self.look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._asked.wait()
 
     async def look(self) -> float:
-        """Renew where it is time. Returns the seconds until there is something to look at again."""
+        """Renew where it is time. Returns the seconds until there is something to look at again; raises nothing."""
+        try:
+            return await self._look()
+        except Exception:
+            log.exception("a fault of the agent's own; the certificate stays as it is")
+            return LOOK_S
+
+    async def _look(self) -> float:
         asked = self._asked.is_set()
         self._asked.clear()
         pair = await asyncio.to_thread(self._current)
