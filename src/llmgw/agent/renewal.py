@@ -32,7 +32,9 @@ RETRY_LEAST_S = 0.5
 UNQUIET = 3
 """So many tries must fail before people are told: a control plane may just be restarting."""
 NO_ISSUER = "no_issuer"
-FINAL = frozenset({NO_ISSUER, "revoked", "copied_key", "recovery_limit"})
+FINAL = frozenset(
+    {NO_ISSUER, "revoked", "copied_key", "recovery_limit", "file_flow", "unknown", "foreign", "identity", "role"}
+)
 """Answers that trying again soon does not change."""
 
 log = structlog.get_logger()
