@@ -43,12 +43,14 @@ class Node:
         self.renewed: list[str] = []
         self.changes = 0
         self.servers: tuple[str, ...] = (issuing.url,)
+        self.cut_off = False
         self.renewal = Renewal(
             store=store,
             files=ClientIdentity(named.ca, named.cert, named.key),
             servers=lambda: self.servers,
             renewed=self.renewed.append,
             changed=self._changed,
+            cut_off=lambda: self.cut_off,
             clock=lambda: datetime.now(UTC) + timedelta(seconds=self.ahead_s),
             rng=random.Random(1),
         )
@@ -193,6 +195,37 @@ async def test_a_clock_that_is_ahead_renews_and_says_by_how_much(issuing: Issuin
         await node.renewal.look()
     assert issuing.asked[-1] == "/v1/renew"
     assert "3.0 days ahead of the control plane's" in logs[-1]["why"]
+
+
+async def test_a_node_that_is_cut_off_asks_the_control_planes_clock(issuing: Issuing, node: Node) -> None:
+    """By its own clock, which stands in the past, it would never be time."""
+    node.cut_off = True
+    for _ in range(3):
+        await node.renewal.look()
+    assert issuing.asked[-1] == "/v1/authority"
+    assert node.renewed == []
+    issuing.ahead_s = 3 * 86_400
+    await node.renewal.look()
+    assert issuing.asked[-1] == "/v1/recover"
+    assert len(node.renewed) == 1
+
+
+async def test_a_node_that_is_cut_off_from_everybody_has_no_trouble_with_its_certificate(node: Node) -> None:
+    node.cut_off, node.servers = True, ("https://127.0.0.1:1",)
+    with capture_logs() as logs:
+        for _ in range(5):
+            await node.renewal.look()
+    assert (logs, node.renewal.warnings()) == ([], ())
+
+
+async def test_a_clock_that_is_set_back_holds_up_no_try(issuing: Issuing, node: Node) -> None:
+    node.ahead_s = 400 * 86_400
+    issuing.refuse = ("clock", "the clocks differ by too much")
+    await node.renewal.look()
+    issuing.refuse, node.ahead_s = None, 0.0
+    later(issuing, node, 0.61 * issuing.lifetime_s)
+    await node.renewal.look()
+    assert len(node.renewed) == 1
 
 
 async def test_another_pair_that_is_put_in_place_is_taken_up(issuing: Issuing, node: Node, tmp_path: Path) -> None:

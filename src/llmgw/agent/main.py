@@ -138,6 +138,7 @@ class Agent:
             servers=self._servers,
             renewed=self.link.redial,
             changed=self._dirty.set,
+            cut_off=lambda: not self.link.state.connected,
         )
         self._logs = LogReader(self.supervisor, self.link.send, lambda: self.link.waiting)
 

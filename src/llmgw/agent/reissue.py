@@ -26,9 +26,16 @@ from llmgw.pki.signing_request import pem_of_request, proof_of_key, signing_requ
 log = structlog.get_logger()
 
 
-async def reissue(store: IdentityStore, pair: Pair, server: ServerAddress, clock: Callable[[], datetime]) -> Pair:
+async def reissue(
+    store: IdentityStore,
+    pair: Pair,
+    server: ServerAddress,
+    clock: Callable[[], datetime],
+    not_before: datetime | None = None,
+) -> Pair | None:
     """The pair that replaces ``pair``; it is the current one then. Raises EnrolmentError, with nothing changed.
 
+    None: by the control plane's clock it is not yet ``not_before``.
     The new key is kept until it has its certificate: where an answer is lost, the next try asks for the same again.
     """
     try:
@@ -38,6 +45,8 @@ async def reissue(store: IdentityStore, pair: Pair, server: ServerAddress, clock
         ours = Ours(identity, files)
         plain = Enrolment(server, trusting(roots), ours)
         authority = await plain.authority()
+        if not_before is not None and authority.time < not_before:
+            return None
         purpose = f"{RENEWAL}{pair.serial}"
         key = await asyncio.to_thread(store.key_for, purpose)
         request = signing_request(key, pair.node)

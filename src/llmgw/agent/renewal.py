@@ -73,7 +73,8 @@ class Renewal:
     """Runs on the agent's loop. ``renewed`` is called with words once another pair is the current one.
 
     ``files`` are those of the agent's file: only where they lead into ``store`` is anything renewed, files that
-    somebody put there by hand are left alone. ``servers`` are asked in their order.
+    somebody put there by hand are left alone. ``servers`` are asked in their order. ``cut_off`` tells whether the
+    stream is down: then the control plane's clock is asked too, since by a wrong one here it may never be time.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Renewal:
         servers: Callable[[], Sequence[str]],
         renewed: Callable[[str], None],
         changed: Callable[[], None],
+        cut_off: Callable[[], bool] = lambda: False,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         rng: random.Random | None = None,
     ) -> None:
@@ -92,6 +94,8 @@ class Renewal:
         self._servers = servers
         self._renewed = renewed
         self._changed = changed
+        self._cut_off = cut_off
+        self._was_cut_off = False
         self._clock = clock
         self._rng = rng or random.Random()
         self._asked = asyncio.Event()
@@ -139,31 +143,42 @@ class Renewal:
         if not first and (self._pair is None or pair.serial != self._pair.serial):
             self._take(pair, f"certificate {pair.serial} was put in place")
         self._pair = pair
+        # Twice in a row: a stream that is dialled anew is down for a moment.
+        was_cut_off, self._was_cut_off = self._was_cut_off, self._cut_off()
         if asked or self._next_at(pair) <= self._clock():
             await self._try(pair)
+        elif was_cut_off and self._was_cut_off and self._failing is None:
+            await self._try(pair, not_before=due_at(pair, self._clock()))
         pair = self._pair
         self._say(self._expiry(pair))
         return min(max((self._next_at(pair) - self._clock()).total_seconds(), 0.05), LOOK_S)
 
     def _next_at(self, pair: Pair) -> datetime:
-        due = due_at(pair, self._clock())
-        return due if self._again_at is None else max(due, self._again_at)
+        now = self._clock()
+        due = due_at(pair, now)
+        if self._again_at is None or self._again_at > now + timedelta(seconds=RETRY_MOST_S):
+            return due  # The clock was set back: what it said before says nothing now.
+        return max(due, self._again_at)
 
-    async def _try(self, pair: Pair) -> None:
+    async def _try(self, pair: Pair, not_before: datetime | None = None) -> None:
+        """Ask the servers in turn. With ``not_before`` only those by whose clock it is time: that of others is no
+        failure, nor is it that nobody answers."""
         code, words = "", []
         for server in self._servers():
             try:
-                new = await reissue(self._store, pair, parse_server(server), self._clock)
+                new = await reissue(self._store, pair, parse_server(server), self._clock, not_before)
             except EnrolmentError as error:
                 words.append(str(error))
                 code = error.code
                 if code:
                     break
                 continue
-            log.info("certificate renewed", serial=new.serial, replaces=pair.serial, until=in_words(new.not_after))
-            self._take(new, f"the certificate was renewed, until {in_words(new.not_after)}")
+            if new is not None:
+                log.info("certificate renewed", serial=new.serial, replaces=pair.serial, until=in_words(new.not_after))
+                self._take(new, f"the certificate was renewed, until {in_words(new.not_after)}")
             return
-        self._failed(pair, code, "; ".join(words) or "no control plane is named")
+        if code or not_before is None:
+            self._failed(pair, code, "; ".join(words) or "no control plane is named")
 
     def _take(self, pair: Pair, why: str) -> None:
         self._pair, self._failing, self._again_at = pair, None, None
