@@ -158,7 +158,7 @@ async def test_a_second_machine_is_refused_and_the_first_stays(serve, dial):
 async def test_a_revoked_certificate_ends_the_session_at_the_next_heartbeat(serve, dial):
     revoked: set[str] = set()
     words = "the certificate of a was revoked: issue a new one"
-    server, told = await serve(allow_serial=lambda _, node: words if node in revoked else None)
+    server, told = await serve(allow_serial=lambda presented: words if presented.id in revoked else None)
     end = dial(server.port, "a")
     await end.connected()
     revoked.add("a")
