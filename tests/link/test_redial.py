@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmgw.link.client import ClientIdentity, LinkClient
+from llmgw.link.messages import Observed
 from llmgw.pki.contexts import Identity
 from tests.link.ends import End, Pki, Recorder, client_files, make_end, make_server
 
@@ -31,9 +32,14 @@ class Swapped:
         self.files = ClientIdentity(*(folder / "current" / name for name in ("ca.pem", "n1.pem", "n1-key.pem")))
 
     def renew(self) -> str:
+        return self.renew_by(self._pki)
+
+    def renew_by(self, pki: Pki) -> str:
         self._count += 1
         out = self._folder / str(self._count)
-        issued = self._pki.authority.issue_client("n1", out)
+        issued = pki.authority.issue_client("n1", out)
+        # Whom the node trusts stays the same.
+        (out / "ca.pem").write_bytes(self._pki.server.ca.read_bytes())
         draft = self._folder / "draft"
         draft.symlink_to(out)
         draft.replace(self._folder / "current")
@@ -68,7 +74,9 @@ async def test_the_new_certificate_is_used_at_once(pki: Pki, told: tuple[Recorde
         assert first.identity.serial != second.identity.serial == serial
         kinds = [entry[0] for entry in recorder.told if entry[0] in ("welcomed", "closed")]
         assert kinds == ["welcomed", "closed", "welcomed"]
-        assert "renewed" in recorder.of("closed")[0][1]
+        assert "the same process connected again" in recorder.of("closed")[0][1]
+        assert end.client.state.connected
+        assert all(state.connected for state in list(end.states.queue)), "at no time was there no session"
         heartbeats = len(recorder.of("heartbeat"))
         await recorder.wait("heartbeat", heartbeats + 1)
         assert recorder.of("heartbeat")[-1][0] is second
@@ -100,7 +108,7 @@ async def test_a_session_that_was_dialled_with_the_identity_of_before_is_not_kep
     recorder, url = told
     swapped = Swapped(pki, tmp_path)
     end = make_end([url], swapped.files, "n1", reconnect_base_s=60, reconnect_max_s=60)
-    read = end.client._contexts.current
+    read = end.client._dialling._contexts.current
     serials: list[str] = []
 
     def and_renew() -> tuple[ssl.SSLContext, Identity]:
@@ -110,11 +118,58 @@ async def test_a_session_that_was_dialled_with_the_identity_of_before_is_not_kep
             LinkClient.redial(end.client, "renewed while it dials")
         return made
 
-    monkeypatch.setattr(end.client._contexts, "current", and_renew)
+    monkeypatch.setattr(end.client._dialling._contexts, "current", and_renew)
     end.client.start()
     try:
         ((peer,),) = await recorder.wait("welcomed")
         assert [peer.identity.serial] == serials
+    finally:
+        await asyncio.to_thread(end.client.stop)
+
+
+async def test_where_the_new_identity_is_not_let_in_the_session_goes_on(
+    pki: Pki, told: tuple[Recorder, str], tmp_path: Path
+) -> None:
+    recorder, url = told
+    swapped = Swapped(pki, tmp_path)
+    end = begun(url, swapped)
+    try:
+        ((first,),) = await recorder.wait("welcomed")
+        swapped.renew_by(Pki.make(tmp_path / "other", "lab"))
+        end.client.redial("the certificate was renewed")
+        await recorder.wait("refused")
+        beats = len(recorder.of("heartbeat"))
+        await recorder.wait("heartbeat", beats + 2)
+        assert end.client.state.session == first.session
+        assert recorder.of("closed") == []
+        serial = swapped.renew()
+        end.client.redial("once more")
+        (_, (second,)) = await recorder.wait("welcomed", 2)
+        assert second.identity.serial == serial
+    finally:
+        await asyncio.to_thread(end.client.stop)
+
+
+async def test_what_is_sent_while_it_goes_over_arrives(pki: Pki, told: tuple[Recorder, str], tmp_path: Path) -> None:
+    recorder, url = told
+    swapped = Swapped(pki, tmp_path)
+    end = begun(url, swapped)
+    try:
+        await recorder.wait("welcomed")
+        for revision in range(1, 41):
+            if revision % 10 == 0:
+                swapped.renew()
+                end.client.redial("the certificate was renewed")
+            end.client.send(Observed(epoch=0, session=0, revision=revision))
+            await asyncio.sleep(0)
+        await recorder.wait("welcomed", 2)
+        end.client.send(Observed(epoch=0, session=0, revision=99))
+        async with asyncio.timeout(20):
+            while not any(frame.revision == 99 for _, frame in recorder.of("frame")):
+                recorder.changed.clear()
+                await recorder.changed.wait()
+        revisions = [frame.revision for _, frame in recorder.of("frame")]
+        assert revisions == sorted(set(revisions)), "none comes twice, and none after a later one"
     finally:
         await asyncio.to_thread(end.client.stop)
 
