@@ -35,8 +35,9 @@ class Book:
         self._tokens = {each.id: each for each in saved.tokens}
         self._revocations = {each.id: each for each in saved.revocations}
         self._serials_of: dict[str, set[str]] = defaultdict(set)
+        self._serials_by_key: dict[str, set[str]] = defaultdict(set)
         for each in saved.certificates:
-            self._serials_of[each.node].add(each.serial)
+            self._index(each)
         self._unsaved = Unsaved()
         self.revision = 0
         """Rises with every change: whoever made something of the book knows by it whether that is old."""
@@ -61,6 +62,9 @@ class Book:
     def _of_name(self, name: str) -> list[Certificate]:
         found = (self._certificates[serial] for serial in self._serials_of.get(name, ()))
         return sorted(found, key=lambda each: (each.issued_at, each.serial))
+
+    def with_key(self, key_hash: str) -> list[Certificate]:
+        return [self._certificates[serial] for serial in sorted(self._serials_by_key.get(key_hash, ()))]
 
     def token(self, id: str) -> Token | None:
         return self._tokens.get(id)
@@ -99,6 +103,7 @@ class Book:
                 case Certificate():
                     self._certificates.pop(thing.serial, None)
                     self._serials_of[thing.node].discard(thing.serial)
+                    self._serials_by_key[thing.key_hash].discard(thing.serial)
                     self._unsaved.certificates.add(thing.serial)
                 case Token():
                     self._tokens.pop(thing.id, None)
@@ -112,11 +117,15 @@ class Book:
         match thing:
             case Certificate():
                 self._certificates[thing.serial] = thing
-                self._serials_of[thing.node].add(thing.serial)
+                self._index(thing)
             case Token():
                 self._tokens[thing.id] = thing
             case Revocation():
                 self._revocations[thing.id] = thing
+
+    def _index(self, certificate: Certificate) -> None:
+        self._serials_of[certificate.node].add(certificate.serial)
+        self._serials_by_key[certificate.key_hash].add(certificate.serial)
 
     # -- storing
 

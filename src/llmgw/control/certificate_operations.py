@@ -73,6 +73,7 @@ async def mint_token(
             replace=take_over,
         )
         plane.book.remove(*(each for each in plane.book.tokens() if each.expires_at < now - TOKENS_KEPT_S))
+        plane.book.remove(*(each for each in plane.book.certificates() if lines.past_keeping(each, now)))
         plane.book.put(token)
         over = ", and takes its place" if take_over else ""
         plane.note("token.created", node, f"token {token.id} lets one machine join as {node} for {ttl_s:g} s{over}")

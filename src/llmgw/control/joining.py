@@ -110,8 +110,8 @@ class JoinOffice:
             ago = _span(now - token.expires_at)
             words = f"this token for {token.node} expired on {lines.moment(token.expires_at)}, {ago} ago"
             raise JoinRefused(403, "token_expired", words, f"llmgw ctl node token {token.node} makes another")
-        for known in self._plane.book.certificates():
-            if known.key_hash == key_id and (known.node != token.node or known.state == "revoked"):
+        for known in self._plane.book.with_key(key_id):
+            if known.node != token.node or known.state == "revoked":
                 words = f"the key of this request is that of certificate {known.serial} of {known.node}"
                 words += ", which was revoked" if known.state == "revoked" else ""
                 raise JoinRefused(403, "copied_key", words, "make a new key on this machine, and join with that")
@@ -183,7 +183,7 @@ class JoinOffice:
         if known.source in lines.LASTING:
             words = f"certificate {peer.serial} of {node} was issued as a file, and is renewed as one"
             raise JoinRefused(403, "file_flow", words, f"llmgw ctl cert issue-client {node} --force")
-        if lines.recoveries(self._plane.book.line(known)) >= lines.RECOVERIES:
+        if known.recoveries >= lines.RECOVERIES:
             words = f"{node} has proved the key of an expired certificate {lines.RECOVERIES} times in a row already"
             raise JoinRefused(403, "recovery_limit", words, lines.way_back(node))
         return await self._succeed(peer.serial, node, request.csr, request.time, "recovery")
@@ -221,7 +221,7 @@ class JoinOffice:
         self._check_clock(time)
         key, key_id = _key(csr)
         book, now = self._plane.book, self._plane.now().wall_s
-        taken = next((each for each in book.certificates() if each.key_hash == key_id and each.node != node), None)
+        taken = next((each for each in book.with_key(key_id) if each.node != node), None)
         if taken is not None:
             words = f"the key of this request is that of certificate {taken.serial} of {taken.node}"
             raise JoinRefused(403, "copied_key", words, "make a new key on this machine")
@@ -230,6 +230,7 @@ class JoinOffice:
         signed = self._sign(issuer, node, key)
         new = self._record(signed, node, source, key_id, issuer, machine=previous.machine)
         book.put(*lines.successor(previous, book.line(previous), new, now))
+        book.remove(*(each for each in book.of_node(node) if lines.past_keeping(each, now)))
         how = "renewed" if source == "renewal" else "expired, and was renewed by proof of its key"
         words = f"certificate {serial} {how}: {signed.serial} until {in_words(signed.not_after)}"
         self._plane.note("certificate.issued" if source == "renewal" else "certificate.recovered", node, words)

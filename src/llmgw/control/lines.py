@@ -20,8 +20,9 @@ LASTING: frozenset[CertificateSource] = frozenset({"file"})
 ENDED = frozenset({"retired", "superseded", "revoked"})
 RECOVERIES = 3
 """So many times in a row a certificate that expired may be replaced by proof of its key."""
-KEPT_AFTER_S = 90 * 86_400.0
-"""How long a certificate that has ended and expired is remembered, for people."""
+KEPT_AFTER_S = 86_400.0
+"""How long a certificate that was replaced is remembered after it has expired: from then on no clock takes it."""
+REVOKED_KEPT_AFTER_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +47,24 @@ def judge(known: Certificate, node: str, line: Sequence[Certificate], *, same_pr
         return Verdict(revoked_words(known))
     if known.state in ("next", "current"):
         return Verdict()
-    used = [each for each in line if _was_used_instead(each, known)]
+    before = _ancestors(known, line)
+    used = [each for each in line if each.first_used_at is not None and each.serial not in before]
     if not used:
         return Verdict()
-    newest = max(used, key=lambda each: each.issued_at)
+    newest = max(used, key=lambda each: (each.state == "current", each.issued_at))
     if same_process:
         return Verdict(f"certificate {known.serial} was replaced by {newest.serial}: dial in with that one")
     copied = tuple(each for each in line if each.state != "revoked")
     return Verdict(copied_words(known, newest), copied)
 
 
-def _was_used_instead(other: Certificate, known: Certificate) -> bool:
-    if other.serial == known.serial or other.first_used_at is None:
-        return False
-    return other.previous == known.serial or other.issued_at >= known.issued_at
+def _ancestors(known: Certificate, line: Iterable[Certificate]) -> list[str]:
+    """Serials that it was renewed from, itself first: by what was written down, since clocks are set back."""
+    previous = {each.serial: each.previous for each in line}
+    found = [known.serial]
+    while (before := previous.get(found[-1], "")) and before not in found:
+        found.append(before)
+    return found
 
 
 def first_use(known: Certificate, line: Iterable[Certificate], machine: str, now: float) -> tuple[Certificate, ...]:
@@ -87,18 +92,9 @@ def successor(
     """The line with one more certificate, which is to take over from ``previous``: an older one that was to, and was
     not used, is not waited for any more."""
     waiting = [replace(each, state="superseded", ended_at=now) for each in line if each.state == "next"]
-    kept = replace(new, state="next", chain=previous.line, previous=previous.serial)
+    proved = previous.recoveries + 1 if new.source == "recovery" else 0
+    kept = replace(new, state="next", chain=previous.line, previous=previous.serial, recoveries=proved)
     return (*(each for each in waiting if each.serial != previous.serial), kept)
-
-
-def recoveries(line: Iterable[Certificate]) -> int:
-    """How many certificates of the line were got by proof of a key since the last that was not."""
-    count = 0
-    for each in sorted(line, key=lambda each: (each.issued_at, each.serial), reverse=True):
-        if each.source != "recovery":
-            break
-        count += 1
-    return count
 
 
 def revoked(certificates: Iterable[Certificate], why: str, now: float) -> tuple[Certificate, ...]:
@@ -125,7 +121,8 @@ def node_refusal(node: str, issued_at: float, revocation: Revocation | None) -> 
 
 
 def past_keeping(certificate: Certificate, now: float) -> bool:
-    return certificate.state in ENDED and 0.0 < certificate.not_after < now - KEPT_AFTER_S
+    kept_s = REVOKED_KEPT_AFTER_S if certificate.state == "revoked" else KEPT_AFTER_S
+    return certificate.state in ENDED and 0.0 < certificate.not_after < now - kept_s
 
 
 def revoked_words(known: Certificate) -> str:

@@ -39,6 +39,8 @@ class Certificate:
     """SHA-256 of its public key, hex."""
     issuer: str = ""
     """Short id of the key that signed it."""
+    recoveries: int = 0
+    """How many in a row, itself included, were got by proof of the key of one that had expired."""
     machine: str = ""
     """Fingerprint of the machine that asked for it or used it."""
     first_used_at: float | None = None

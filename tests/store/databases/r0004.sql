@@ -16,7 +16,7 @@ CREATE TABLE certificates (
 	doc TEXT NOT NULL, 
 	CONSTRAINT pk_certificates PRIMARY KEY (serial)
 );
-INSERT INTO "certificates" VALUES('0a','llmgw-node01','{"serial":"0a","node":"llmgw-node01","role":"node","source":"renewal","state":"current","issued_at":1764439403.5,"not_after":1764525803.5,"chain":"01","previous":"02","key_hash":"abababababababababababababababababababababababababababababababab","issuer":"0123456789ab","machine":"ffffffffffffffff","first_used_at":1764439404.0,"ended_at":null,"why":""}');
+INSERT INTO "certificates" VALUES('0a','llmgw-node01','{"serial":"0a","node":"llmgw-node01","role":"node","source":"renewal","state":"current","issued_at":1764439403.5,"not_after":1764525803.5,"chain":"01","previous":"02","key_hash":"abababababababababababababababababababababababababababababababab","issuer":"0123456789ab","recoveries":0,"machine":"ffffffffffffffff","first_used_at":1764439404.0,"ended_at":null,"why":""}');
 CREATE TABLE cluster (
 	id INTEGER NOT NULL CONSTRAINT ck_cluster_one_row CHECK (id = 1), 
 	secret TEXT NOT NULL, 
