@@ -237,7 +237,7 @@ async def test_another_pair_that_is_put_in_place_is_taken_up(issuing: Issuing, n
 
 
 async def test_files_that_somebody_put_there_are_left_alone(issuing: Issuing, tmp_path: Path) -> None:
-    issued = issuing.authority.issue_client("n1", tmp_path / "tls", lifetime_s=86_400)
+    issued = issuing.authority.issue_client("n1", tmp_path / "tls", lifetime_s=20 * 86_400)
     store = IdentityStore(tmp_path / "work" / "identity")
     node = Node(issuing, store, NamedFiles(issued.ca, issued.cert, issued.key))
     node.renewal.ask()

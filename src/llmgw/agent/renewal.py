@@ -17,8 +17,8 @@ from llmgw.agent.reissue import reissue
 from llmgw.link.course import parse_server
 from llmgw.link.enrolment import EnrolmentError
 from llmgw.link.notices import Notices
-from llmgw.pki.certificate import in_words
-from llmgw.pki.contexts import EXPIRES_SOON, TlsFiles, read_identity
+from llmgw.pki.certificate import facts_of, in_words
+from llmgw.pki.contexts import TlsFiles, expires_soon, read_identity
 from llmgw.pki.names import PkiError
 
 EARLIEST, LATEST = 0.45, 0.60
@@ -215,7 +215,7 @@ class Renewal:
         if failing is None:
             return (words,) if pair.not_after <= now else ()
         if failing.code == NO_ISSUER:
-            return (f"{words}: {failing.words}",) if pair.not_after - now < _soon(pair) else ()
+            return (f"{words}: {failing.words}",) if pair.not_after - now < expires_soon(facts_of(pair.leaf)) else ()
         if failing.tries < UNQUIET and failing.code not in FINAL and pair.not_after > now:
             return ()
         return (f"{words} and can't be renewed since {in_words(failing.since)}: {failing.words}",)
@@ -239,7 +239,3 @@ class Renewal:
 
     def _current(self) -> Pair | None:
         return self._store.current() if self._store.leads_here(self._files.cert) else None
-
-
-def _soon(pair: Pair) -> timedelta:
-    return min(EXPIRES_SOON, (pair.not_after - pair.leaf.not_valid_before_utc) / 4)

@@ -19,6 +19,8 @@ from llmgw.pki.names import IdentityError
 from llmgw.pki.roots import read_certificates, root_of
 
 EXPIRES_SOON = timedelta(days=30)
+SHORT_LIVED = timedelta(days=3)
+"""A certificate that lives no longer is renewed by a program, half way through: its last quarter is the news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,17 @@ class Identity:
             ("certificate", self.files.cert, self.own),
             ("authority", self.files.ca, self.authority),
         ):
-            if now < facts.not_after < now + EXPIRES_SOON:
+            if now < facts.not_after < now + expires_soon(facts):
                 words.append(f"the {what} {path} expires on {in_words(facts.not_after)}: renew it before")
             if facts.not_after <= now:
                 words.append(f"the {what} {path} expired on {in_words(facts.not_after)}")
         return words
+
+
+def expires_soon(facts: CertificateFacts) -> timedelta:
+    """How long before its end people are told."""
+    life = facts.not_after - facts.not_before
+    return EXPIRES_SOON if life > SHORT_LIVED else life / 4
 
 
 def read_identity(files: TlsFiles) -> Identity:
