@@ -12,7 +12,7 @@ import typer
 
 from llmgw.cli.admin import Output, OutputOption, admin, show
 from llmgw.cli.rows import Column, ago, console, fact, print_rows, state_text
-from llmgw.pki.names import PkiError
+from llmgw.pki.names import PkiError, check_id
 
 Row = dict[str, Any]
 NameArgument = Annotated[str, typer.Argument(metavar="NODE|SERIAL")]
@@ -34,6 +34,8 @@ def node_token(
     body: Row = {"labels": _labels(labels), "replace": take_over}
     if ttl_s is not None:
         body["ttl_s"] = ttl_s
+    with said():
+        check_id(node)
     with admin(context) as client:
         answer = client.post(f"nodes/{node}/token", body)
     show(answer, output, _print_token)

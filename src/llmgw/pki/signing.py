@@ -45,9 +45,13 @@ class Signer:
     def not_after(self) -> datetime:
         return self.certificate.not_valid_after_utc
 
+    def _end(self, now: datetime, lifetime_s: float) -> datetime:
+        # What outlives its signer would be refused before the day it states.
+        return min(now + timedelta(seconds=min(lifetime_s, AUTHORITY_LIFETIME_S)), self.not_after)
+
     def sign(self, request: Request, public_key: PublicKey) -> x509.Certificate:
         """Only the key comes from whoever asks; all else is ``request``. Nothing outlives its signer."""
-        not_after = min(request.now + timedelta(seconds=min(request.lifetime_s, AUTHORITY_LIFETIME_S)), self.not_after)
+        not_after = self._end(request.now, request.lifetime_s)
         builder = (
             x509.CertificateBuilder()
             .subject_name(name_of(request.common_name))
@@ -76,7 +80,7 @@ class Signer:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(seconds=BACKDATED_S))
-            .not_valid_after(min(now + timedelta(seconds=lifetime_s), self.not_after))
+            .not_valid_after(self._end(now, lifetime_s))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(key_usage(authority=True), critical=True)
             .add_extension(cluster_name(cluster), critical=False)
