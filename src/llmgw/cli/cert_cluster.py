@@ -78,8 +78,7 @@ def add_cluster_verbs(app: typer.Typer) -> None:
         """Have a node renew its certificate now, ahead of its time."""
         with admin(context) as client:
             answer = client.post(f"certificates/{node}/renew")
-        words = f"{node} was asked to replace certificate {answer['serial']}: `llmgw ctl cert list {node}` says when"
-        show(answer, output, lambda _: print(words))
+        show(answer, output, lambda answer: print(f"{answer['words']}\n`llmgw ctl cert list {node}` says when it has"))
 
     @app.command("revoke")
     def revoke(

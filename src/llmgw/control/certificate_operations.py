@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from llmgw.cluster.actions import Action, Note, PutNode
-from llmgw.cluster.model import NodeState
+from llmgw.cluster.model import Cluster, NodeState, Replica
 from llmgw.config.addresses import parse_server_url
 from llmgw.control import lines
 from llmgw.control.certificate_views import MovedReplicaView, RevokedView, TokenView
@@ -154,13 +154,9 @@ async def revoke(rooms: Identities, name: str, why: str) -> RevokedView:
         plane.note("certificate.revoked", "", f"certificate {serial}, never seen here, was revoked: {why}")
         return "", (), False
 
-    before = {id for id, replica in plane.cluster.replicas.items() if _is_on(replica.placements, name)}
+    before = {id: each for id, each in plane.cluster.replicas.items() if name in {at.node for at in each.placements}}
     node, gone, closed = await plane.ask(act)
     return _revoked_view(plane, node, gone, closed, before)
-
-
-def _is_on(placements: tuple[object, ...], node: str) -> bool:
-    return any(getattr(placement, "node", "") == node for placement in placements)
 
 
 async def _revoke_node(rooms: Identities, node: str, why: str) -> tuple[str, tuple[Certificate, ...], bool]:
@@ -195,13 +191,9 @@ def _revoke_one(rooms: Identities, known: Certificate, why: str) -> tuple[str, t
 
 
 def _revoked_view(
-    plane: Plane, node: str, gone: tuple[Certificate, ...], closed: bool, before: set[str]
+    plane: Plane, node: str, gone: tuple[Certificate, ...], closed: bool, before: Mapping[str, Replica]
 ) -> RevokedView:
-    replicas = tuple(
-        MovedReplicaView(id=found.id, model=found.model, state=str(found.state), why=found.why)
-        for id in sorted(before)
-        if (found := plane.cluster.replicas.get(id)) is not None
-    )
+    replicas = tuple(_moved(plane.cluster, replica) for _, replica in sorted(before.items())) if node else ()
     what = f"{node} is" if gone and node else "nothing more is"
     words = f"{what} let in by {', '.join(each.serial for each in gone) or 'that serial'} no more"
     if node:
@@ -210,6 +202,19 @@ def _revoked_view(
     return RevokedView(
         node=node, serials=tuple(each.serial for each in gone), closed=closed, replicas=replicas, words=words
     )
+
+
+def _moved(cluster: Cluster, was: Replica) -> MovedReplicaView:
+    """What became of a replica: as it is now, or what is there in its place."""
+    if (found := cluster.replicas.get(was.id)) is not None:
+        return MovedReplicaView(id=was.id, model=was.model, state=str(found.state), why=found.why)
+    others = [
+        f"{each.id} is {each.state}" + (f" ({each.why})" if each.why else "")
+        for _, each in sorted(cluster.replicas.items())
+        if each.model == was.model
+    ]
+    why = f"of {was.model} there is now: {'; '.join(others) or 'no replica'}"
+    return MovedReplicaView(id=was.id, model=was.model, state="gone", why=why)
 
 
 def forget(plane: Plane, serials: Serials, node: str) -> None:
@@ -229,13 +234,15 @@ def ask_to_renew(rooms: Identities, node: str) -> CertificateAsked:
         if node not in rooms.plane.cluster.nodes:
             raise not_found("node", node, known)
         raise ApiError(409, "node_disconnected", f"{node} is not connected", f"llmgw ctl node {node}")
-    certificate = rooms.plane.book.certificate(peer.identity.serial)
-    if certificate is not None and certificate.source in lines.LASTING:
-        words = f"{node} uses certificate {certificate.serial}, which was issued as a file, and is renewed as one"
-        hint = f"llmgw ctl cert issue-client {node} --force, or llmgw ctl node token {node} --replace"
-        raise ApiError(409, "file_flow", words, hint)
     peer.send(Renew())
-    return CertificateAsked(node=node, serial=peer.identity.serial)
+    serial = peer.identity.serial
+    certificate, words = rooms.plane.book.certificate(serial), f"{node} was asked to replace certificate {serial}"
+    if certificate is not None and certificate.source in lines.LASTING:
+        words += (
+            "; it was issued as a file, so that its agent can do so only where it keeps it itself (`agent accept`): "
+            f"else `llmgw ctl cert issue-client {node} --force`"
+        )
+    return CertificateAsked(node=node, serial=serial, words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,3 +251,4 @@ class CertificateAsked:
 
     node: str
     serial: str
+    words: str

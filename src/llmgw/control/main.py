@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -33,7 +34,7 @@ from llmgw.control.reload import Reloader
 from llmgw.control.serials import Serials
 from llmgw.link.listener import ListenError
 from llmgw.link.server import LinkServer, Peer
-from llmgw.pki.names import IdentityError
+from llmgw.pki.names import IdentityError, PkiError
 from llmgw.private_file import write_private
 from llmgw.process.errors import ProcessError
 from llmgw.process.kept import Kept, Program, llmgw_argv
@@ -78,6 +79,9 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
     _allow_many_peers()
     # First of all, since it writes nothing: a control plane that can't be dialled should leave nothing behind.
     own = OwnIdentity(config.tls)
+    with suppress(PkiError, OSError):
+        # One that was off until its own certificate expired renews it where it can; else the listener says why not.
+        await own.look(datetime.now(UTC))
     folder = state_dir(config.store)
     store = await open_store(config.store)
     stack.push_async_callback(store.close)
