@@ -40,6 +40,7 @@ from llmgw.link.messages import (
     LogsRequest,
     Observed,
     Refused,
+    Renew,
     Routes,
     RoutesAck,
     RoutesKey,
@@ -212,6 +213,7 @@ FRAMES: tuple[Frame, ...] = (
     LogsRequest(id="7", shard="qwen-abcde/0", lines=50, follow=True),
     LogsCancel(id="7"),
     LogLines(id="7", lines=("loading", "ready"), end=True, error="the shard is gone"),
+    Renew(),
 )
 
 

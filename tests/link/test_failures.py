@@ -286,9 +286,13 @@ async def test_a_client_without_a_certificate(serve, pki: Pki):
     server, told = await serve()
     context = ssl.create_default_context(cafile=str(pki.node("a").ca))
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+    writer.write(b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = b""
     with suppress(ssl.SSLError, ConnectionError):
-        await reader.read()
+        answer = await reader.read()
     writer.transport.abort()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"you showed no certificate: agents and gateways need one" in answer
     assert plain((await told.wait("refused"))[0][0].words, pki) == (
         "ADDRESS: it showed no certificate: agents and gateways need one (`llmgw ctl cert issue-client NODE`)"
     )

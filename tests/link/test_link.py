@@ -148,7 +148,8 @@ async def test_a_second_machine_is_refused_and_the_first_stays(serve, dial):
     assert (refusal.code, refusal.common_name, refusal.claimed_id) == ("duplicate", "a", "a")
     assert refusal.words == (
         f"a second machine at {refusal.address} claims to be 'a', which is connected from {address}: refused; "
-        "two machines share a name and certificate (a copied image or disk?)"
+        "two machines share a name and certificate (a copied image or disk?): give one of them its own with "
+        "`llmgw ctl node token NAME` and `llmgw agent join`"
     )
     assert f"connected already, from another machine at {address} (you are at {refusal.address})" in words
     assert first.client.state.connected
@@ -158,7 +159,7 @@ async def test_a_second_machine_is_refused_and_the_first_stays(serve, dial):
 async def test_a_revoked_certificate_ends_the_session_at_the_next_heartbeat(serve, dial):
     revoked: set[str] = set()
     words = "the certificate of a was revoked: issue a new one"
-    server, told = await serve(allow_serial=lambda _, node: words if node in revoked else None)
+    server, told = await serve(allow_serial=lambda presented: words if presented.id in revoked else None)
     end = dial(server.port, "a")
     await end.connected()
     revoked.add("a")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from llmgw.link.messages import Heartbeat, Hello, LogLines, Observed, RoutesAck, TrafficReport
-from llmgw.link.session import Admitted, Refusal, Registry, Session
+from llmgw.link.session import Admitted, Presented, Refusal, Registry, Session
 from llmgw.pki.certificate import PeerIdentity
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -148,9 +148,9 @@ def test_an_expired_certificate_is_refused_though_tls_took_it():
 def test_a_serial_that_is_not_allowed():
     asked = []
 
-    def allow(serial: str, node: str) -> str | None:
-        asked.append((serial, node))
-        return "certificate 5e7a was revoked" if node == "a" else None
+    def allow(presented: Presented) -> str | None:
+        asked.append((presented.serial, presented.id))
+        return "certificate 5e7a was revoked" if presented.id == "a" else None
 
     rules = registry(allow_serial=allow)
     assert refused(rules, hello("a")).code == "revoked"
@@ -160,7 +160,7 @@ def test_a_serial_that_is_not_allowed():
 
 def test_a_serial_revoked_during_the_session():
     revoked: set[str] = set()
-    rules = registry(allow_serial=lambda serial, _: "revoked" if serial in revoked else None)
+    rules = registry(allow_serial=lambda presented: "revoked" if presented.serial in revoked else None)
     session = admitted(rules, hello()).session
     assert rules.serial_refusal(session) is None
     revoked.add("5e7a")

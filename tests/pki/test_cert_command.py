@@ -26,12 +26,14 @@ def pki(tmp_path: Path) -> Path:
 def test_an_authority(tmp_path: Path):
     status, out, err = run("init-ca", "--dir", tmp_path / "pki", "--cluster", "lab")
     assert (status, err) == (0, "")
-    first, second, third = out.splitlines()
+    first, second, issuer, where, last = out.splitlines()
     assert re.fullmatch(
         rf"wrote {tmp_path}/pki/ca.pem and \S+/ca-key.pem \(cluster 'lab', until 20\d\d-\d\d-\d\d\)", first
     )
     assert second == f"keep {tmp_path}/pki/ca-key.pem secret: whoever reads it can be any node"
-    assert third.startswith(f"next: llmgw ctl cert issue-server --dir {tmp_path}/pki --san ")
+    assert issuer.startswith(f"wrote {tmp_path}/pki/issuer.pem and {tmp_path}/pki/issuer-key.pem (issuing key of 'lab'")
+    assert where.startswith("they belong beside ca.pem on the control plane")
+    assert last.startswith(f"next: llmgw ctl cert issue-server --dir {tmp_path}/pki --san ")
     status, out, err = run("init-ca", "--dir", tmp_path / "pki")
     assert (status, out) == (1, "")
     assert err.startswith(f"error: {tmp_path}/pki/ca-key.pem exists: there is an authority already")
@@ -80,7 +82,24 @@ def test_refusals(pki: Path, tmp_path: Path):
         assert (status, out) == (1, "")
         assert err.startswith(words)
         assert err.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.rglob("*.pem")) == ["ca-key.pem", "ca.pem"]
+    written = sorted(path.name for path in tmp_path.rglob("*.pem"))
+    assert written == ["ca-key.pem", "ca.pem", "issuer-key.pem", "issuer.pem"]
+
+
+def test_an_authority_that_stays_offline_has_no_issuing_key_until_one_is_made(tmp_path: Path):
+    pki, out = tmp_path / "pki", tmp_path / "cp"
+    assert run("init-ca", "--dir", pki, "--no-issuer")[0] == 0
+    assert sorted(path.name for path in pki.iterdir()) == ["ca-key.pem", "ca.pem"]
+    status, said, _ = run("issue-issuer", "--dir", pki, "--out", out, "--lifetime", "1y")
+    assert status == 0
+    assert said.startswith(f"wrote {out}/issuer.pem and {out}/issuer-key.pem (issuing key of 'llmgw', until 20")
+    assert (out / "issuer-key.pem").stat().st_mode & 0o777 == 0o600
+    before = (out / "issuer.pem").read_bytes()
+    status, _, err = run("issue-issuer", "--dir", pki, "--out", out)
+    assert (status, (out / "issuer.pem").read_bytes()) == (1, before)
+    assert "exists already; nothing was changed" in err
+    assert run("issue-issuer", "--dir", pki, "--out", out, "--force")[0] == 0
+    assert (out / "issuer.pem").read_bytes() != before
 
 
 @pytest.mark.parametrize(("text", "days"), [("1y", 365.0), ("2y", 730.0), ("365d", 365.0), ("24h", 1.0)])

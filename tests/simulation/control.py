@@ -277,12 +277,14 @@ class ControlPlane(Process):
             clock=self.clock,
         )
         self.desk = Desk(plane, Logs())
+        serials = Serials(plane)
         self.registry = Registry(
             cluster=CLUSTER,
             epoch=leadership.epoch,
             heartbeat_s=world.heartbeat_s,
             servers=tuple(each.url for each in world.planes),
-            allow_serial=Serials(plane).allow,
+            allow_serial=serials.allow,
+            serial_used=serials.used,
         )
         world.checks.leads(self, leadership.lead)
         self.wake()

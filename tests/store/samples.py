@@ -34,6 +34,7 @@ from llmgw.cluster.model import (
     Vitals,
 )
 from llmgw.store.base import ApiKey, Event
+from llmgw.store.identities import Certificate, Revocation, Token
 
 GIB = 2**30
 
@@ -130,6 +131,35 @@ def event(number: int, subject: str = "llmgw-node01", **changes: Any) -> Event:
 
 def key(id: str = "key-abcde", **changes: Any) -> ApiKey:
     return dataclasses.replace(ApiKey(id=id, name="ci", hash="ab" * 32, created_at=1.5, models=("m",)), **changes)
+
+
+def certificate(serial: str = "0a", node: str = "llmgw-node01", **changes: Any) -> Certificate:
+    whole = Certificate(
+        serial=serial,
+        node=node,
+        source="renewal",
+        state="next",
+        issued_at=1_764_439_403.5,
+        not_after=1_764_525_803.5,
+        chain="01",
+        previous="02",
+        key_hash="ab" * 32,
+        issuer="0123456789ab",
+        machine="f" * 16,
+        first_used_at=1_764_439_404.0,
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def token(id: str = "abcdefgh", **changes: Any) -> Token:
+    whole = Token(
+        id=id, node="llmgw-node01", hash="cd" * 32, created_at=1.5, expires_at=901.5, labels={"größe": "groß"}
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def revocation(subject: str = "llmgw-node01", **changes: Any) -> Revocation:
+    return dataclasses.replace(Revocation(kind="node", subject=subject, at=5.5, why="stolen"), **changes)
 
 
 def anything(kind: Any) -> st.SearchStrategy[Any]:

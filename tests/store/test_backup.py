@@ -12,7 +12,7 @@ from llmgw.store.base import Change, StoreError
 from llmgw.store.sqlite import SqliteStore
 
 from .leading import lead
-from .samples import event, key, node, replica
+from .samples import certificate, event, key, node, replica, revocation, token
 
 
 async def fill(store: SqliteStore) -> int:
@@ -23,7 +23,9 @@ async def fill(store: SqliteStore) -> int:
             nodes=[node()],
             replicas=[replica()],
             replicas_made={"m": 1},
-            serials={"0a": "llmgw-node01"},
+            certificates=[certificate()],
+            tokens=[token()],
+            revocations=[revocation("n9")],
             events=[event(1), event(2)],
         ),
     )

@@ -16,7 +16,7 @@ from llmgw.store.codec import without_session
 
 from .conftest import MakeStore
 from .leading import lead
-from .samples import drain, engine, event, key, node, replica
+from .samples import certificate, drain, engine, event, key, node, replica, revocation, token
 
 Write = Callable[[Store, int], Awaitable[object]]
 
@@ -31,7 +31,10 @@ WRITES: dict[str, Write] = {
     "set_scale": lambda store, epoch: store.set_scale(epoch, "m", 5, 1),
     "set_scale back": lambda store, epoch: store.set_scale(epoch, "old", None, 1),
     "put_key": lambda store, epoch: store.put_key(epoch, key("key-new")),
-    "a serial": lambda store, epoch: store.commit(epoch, Change(serials={"ff": "new"})),
+    "a certificate": lambda store, epoch: store.commit(epoch, Change(certificates=[certificate("ff", "new")])),
+    "a token": lambda store, epoch: store.commit(epoch, Change(tokens=[token("new")])),
+    "a claim": lambda store, epoch: store.claim_token(epoch, token("old", used_key="k"), Change(nodes=[node("new")])),
+    "a revocation": lambda store, epoch: store.commit(epoch, Change(revocations=[revocation("new")])),
     "set_admin_token": lambda store, epoch: store.set_admin_token(epoch, "cd" * 32),
 }
 
@@ -156,11 +159,59 @@ async def test_a_key_is_added_and_revoked(store: Store) -> None:
     assert (await store.load()).keys == (key(revoked_at=9.5),)
 
 
-async def test_a_serial_is_entered_once_and_stays_with_its_node(store: Store) -> None:
+async def test_a_serial_stays_with_the_node_it_was_entered_for(store: Store) -> None:
     epoch = await lead(store, "a")
-    await store.commit(epoch, Change(serials={"0a": "n1"}))
-    await store.commit(epoch, Change(serials={"0a": "n2", "0b": "n1"}))
-    assert (await store.load()).serials == {"0a": "n1", "0b": "n1"}
+    await store.commit(epoch, Change(certificates=[certificate("0a", "n1")]))
+    await store.commit(epoch, Change(certificates=[certificate("0a", "n2"), certificate("0b", "n1")]))
+    await store.commit(epoch, Change(certificates=[certificate("0b", "n1", state="revoked", why="stolen")]))
+    assert (await store.load()).certificates == (
+        certificate("0a", "n1"),
+        certificate("0b", "n1", state="revoked", why="stolen"),
+    )
+
+
+async def test_identities_come_back_as_they_were_written_and_go(store: Store) -> None:
+    epoch = await lead(store, "a")
+    used = token("b", used_key="k", used_at=3.0, used_from="10.0.0.9:1", answer="PEM", replace=True)
+    revoked = (revocation("n1", removed=True), revocation("0c", kind="serial"))
+    await store.commit(epoch, Change(certificates=[certificate()], tokens=[token("a"), used], revocations=revoked))
+    saved = await store.load()
+    assert (saved.certificates, saved.tokens, saved.revocations) == ((certificate(),), (token("a"), used), revoked)
+    gone = Change(removed_certificates=["0a"], removed_tokens=["a", "b"], removed_revocations=["node:n1", "serial:0c"])
+    for _ in range(2):
+        await store.commit(epoch, gone)
+    saved = await store.load()
+    assert (saved.certificates, saved.tokens, saved.revocations) == ((), (), ())
+
+
+async def test_of_two_keys_that_claim_a_token_at_once_one_gets_it(store: Store) -> None:
+    epoch = await lead(store, "a")
+    for number in range(20):
+        id = f"t{number}"
+        await store.commit(epoch, Change(tokens=[token(id)]))
+        claims = [
+            store.claim_token(
+                epoch, token(id, used_key=key, answer=key), Change(certificates=[certificate(f"{number}{key}", "n1")])
+            )
+            for key in "abc"
+        ]
+        won = await asyncio.gather(*claims)
+        assert won.count(True) == 1
+        winner = "abc"[won.index(True)]
+        saved = await store.load()
+        assert [each.answer for each in saved.tokens if each.id == id] == [winner]
+        assert [each.serial for each in saved.certificates if each.serial[:-1] == str(number)] == [f"{number}{winner}"]
+
+
+async def test_a_token_is_claimed_again_by_the_same_key_alone(store: Store) -> None:
+    epoch = await lead(store, "a")
+    await store.commit(epoch, Change(tokens=[token("t")]))
+    assert await store.claim_token(epoch, token("t", used_key="k", answer="1"), Change())
+    assert await store.claim_token(epoch, token("t", used_key="k", answer="2"), Change(events=[event(1)]))
+    assert not await store.claim_token(epoch, token("t", used_key="other"), Change(events=[event(2)]))
+    assert not await store.claim_token(epoch, token("none", used_key="k"), Change(events=[event(3)]))
+    assert (await store.load()).tokens == (token("t", used_key="k", answer="2"),)
+    assert await store.events() == [event(1)]
 
 
 async def test_the_admin_token_is_the_last_one_set(store: Store) -> None:
@@ -174,7 +225,7 @@ async def test_the_admin_token_is_the_last_one_set(store: Store) -> None:
 async def test_a_deposed_leader_writes_nothing_at_all(store: Store, write: Write) -> None:
     deposed = await lead(store, "old-leader")
     await store.commit(deposed, Change(nodes=[node("old")], replicas=[replica("m-aaaaa")], events=[event(1)]))
-    await store.commit(deposed, Change(drains=[drain("old")]))
+    await store.commit(deposed, Change(drains=[drain("old")], tokens=[token("old")]))
     await store.set_scale(deposed, "old", 2, 1)
     leader = await lead(store, "new-leader")
     before, events = await store.load(), await store.events()

@@ -12,7 +12,7 @@ from llmgw.store.base import Change, Fenced, StoreError
 from llmgw.store.sqlite import SqliteStore
 
 from .leading import lead
-from .samples import event, node
+from .samples import certificate, event, node
 
 
 async def test_a_leader_deposed_behind_its_back_writes_nothing(sqlite: SqliteStore) -> None:
@@ -62,8 +62,11 @@ async def test_epochs_rise_also_where_the_clock_is_behind(sqlite: SqliteStore) -
 
 async def test_text_and_numbers_that_sqlite_can_not_hold_are_refused(sqlite: SqliteStore) -> None:
     epoch = await lead(sqlite, "a")
-    for write in (sqlite.set_scale(epoch, "m", 2**70, 1), sqlite.commit(epoch, Change(serials={"\ud800": "n"}))):
+    for write in (
+        sqlite.set_scale(epoch, "m", 2**70, 1),
+        sqlite.commit(epoch, Change(certificates=[certificate("\ud800", "n")])),
+    ):
         with pytest.raises(StoreError, match="can't be stored, and nothing of this step was written"):
             await write
     saved = await sqlite.load()
-    assert (saved.scale, saved.serials) == ({}, {})
+    assert (saved.scale, saved.certificates) == ({}, ())

@@ -18,7 +18,7 @@ from llmgw.store.sqlite import SqliteStore
 from llmgw.version import VERSION
 
 from .leading import lead
-from .samples import event, node, replica
+from .samples import certificate, event, node, replica, revocation, token
 
 DATABASES = Path(__file__).with_name("databases")
 
@@ -128,7 +128,14 @@ async def test_what_an_earlier_llmgw_wrote_is_read(tmp_path: Path, dump: Path) -
     assert [(replica.id, replica.generation, len(replica.story)) for replica in saved.replicas] == [("m-abcde", 3, 3)]
     assert (saved.scale, saved.scale_base, saved.replicas_made) == ({"m": 2}, {"m": 1}, {"m": 1})
     assert [key.id for key in saved.keys] == ["key-abcde"]
-    assert (saved.serials, saved.secret, saved.admin_token_hash) == ({"0a": "llmgw-node01"}, "00" * 32, "cd" * 32)
+    assert [(each.serial, each.node, each.state) for each in saved.certificates] == [("0a", "llmgw-node01", "current")]
+    assert (saved.secret, saved.admin_token_hash) == ("00" * 32, "cd" * 32)
+    if dump.stem >= "r0004":
+        assert (saved.certificates, saved.tokens, saved.revocations) == (
+            (certificate(state="current"),),
+            (token(),),
+            (revocation("n9"),),
+        )
     assert [event.words for event in events] == ["is ready"]
     assert [each.name for each in saved.engines] == (["llamacpp"] if dump.stem >= "r0003" else [])
     assert [drain.node for drain in saved.drains] == (["llmgw-node01"] if dump.stem >= "r0002" else [])

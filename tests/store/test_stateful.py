@@ -19,7 +19,7 @@ from llmgw.store.memory import MemoryStore
 from llmgw.store.sqlite import SqliteStore
 
 from .leading import lead
-from .samples import drain, engine, event, key, node, replica
+from .samples import certificate, drain, engine, event, key, node, replica, token
 
 R = TypeVar("R")
 
@@ -129,7 +129,21 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([0, 0, 1]), serial=ids, node=ids)
     def enter_serial(self, age: int, serial: str, node: str) -> None:
-        self.both(lambda store, epoch: store.commit(epoch, Change(serials={serial: node})), self.some_epoch(age))
+        self.both(
+            lambda store, epoch: store.commit(epoch, Change(certificates=[certificate(serial, node)])),
+            self.some_epoch(age),
+        )
+
+    @rule(age=st.sampled_from([0, 0, 1]), id=ids, used=st.sampled_from(["", "k", "l"]), gone=st.booleans())
+    def put_token(self, age: int, id: str, used: str, gone: bool) -> None:
+        change = Change(tokens=[token(id, used_key=used)], removed_tokens=[id] if gone else [])
+        self.both(lambda store, epoch: store.commit(epoch, change), self.some_epoch(age))
+
+    @rule(age=st.sampled_from([0, 0, 1]), id=ids, key=st.sampled_from(["k", "l"]))
+    def claim_token(self, age: int, id: str, key: str) -> None:
+        change = Change(certificates=[certificate(id + key, "n")])
+        claim = token(id, used_key=key)
+        self.both(lambda store, epoch: store.claim_token(epoch, claim, change), self.some_epoch(age))
 
     @rule(age=st.sampled_from([0, 0, 1]), token_hash=ids)
     def set_admin_token(self, age: int, token_hash: str) -> None:

@@ -26,18 +26,21 @@ from llmgw.agent.discovery import (
     settings_of,
 )
 from llmgw.agent.exposure import Exposure
+from llmgw.agent.identity import IdentityStore
 from llmgw.agent.install import Installer
 from llmgw.agent.logs import LogReader
 from llmgw.agent.memory import ShardMemory
 from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
+from llmgw.agent.renewal import Renewal
 from llmgw.agent.supervisor import Supervisor, SupervisorError
 from llmgw.agent.weights import WeightStore
 from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
 from llmgw.link.client import ClientIdentity, LinkClient, LinkError
-from llmgw.link.messages import Desired, Hello, LogsCancel, LogsRequest, Observed, Refused, Routes, Welcome
-from llmgw.pki.names import IdentityError
+from llmgw.link.course import Delivered
+from llmgw.link.messages import Desired, Hello, LogsCancel, LogsRequest, Observed, Renew, Welcome
+from llmgw.pki.names import IdentityError, PkiError
 from llmgw.version import VERSION
 
 log = structlog.get_logger()
@@ -51,6 +54,8 @@ FIRST_LOOK_S = 5.0
 LINK_STUCK_S = 60.0
 """A stream whose thread has stood still for this long stands still for good: the agent ends, and is begun anew."""
 ENGINE_USER = "llmgw-engine"
+IDENTITY = "identity"
+"""In the work directory: where certificates are kept that the agent renews."""
 
 T = TypeVar("T")
 
@@ -112,11 +117,12 @@ class Agent:
             sidecar_programs=_sidecar_programs(config),
         )
         self.converge = Converge(rooms, self._dirty.set)
+        files = ClientIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key)
         self.link = LinkClient(
             role="node",
             id=self.id,
             servers=config.servers,
-            tls=ClientIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
+            tls=files,
             hello=lambda: self._on_loop(self._hello),
             vitals=lambda: self._vitals,
             on_frame=lambda frame: self._hop(lambda: self._take(frame)),
@@ -124,6 +130,14 @@ class Agent:
             heartbeat_s=config.heartbeat_interval_s,
             reconnect_base_s=config.reconnect_base_s,
             reconnect_max_s=config.reconnect_max_s,
+        )
+        self.renewal = Renewal(
+            store=IdentityStore(work_dir / IDENTITY),
+            files=files,
+            servers=self._servers,
+            renewed=self.link.redial,
+            changed=self._dirty.set,
+            cut_off=lambda: not self.link.state.connected,
         )
         self._logs = LogReader(self.supervisor, self.link.send, lambda: self.link.waiting)
 
@@ -133,13 +147,15 @@ class Agent:
             await self._adopt()
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_LOOK_S):
-                    await asyncio.gather(self._look_at_vitals(), self._look_for_weights())
+                    # The certificate too: one that expired while the machine was off is made good before it is shown.
+                    await asyncio.gather(self._look_at_vitals(), self._look_for_weights(), self.renewal.look())
             self.link.start()
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self.converge.run()),
                     group.create_task(self.installer.run()),
                     group.create_task(self.exposure.run()),
+                    group.create_task(self.renewal.run()),
                     group.create_task(self._report()),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
@@ -169,7 +185,7 @@ class Agent:
 
     # -- what the control plane says
 
-    def _take(self, frame: Welcome | Desired | Routes | LogsRequest | LogsCancel | Refused) -> None:
+    def _take(self, frame: Delivered) -> None:
         match frame:
             case Welcome():
                 self._said = None
@@ -179,6 +195,13 @@ class Agent:
                 self.converge.take(frame)
             case LogsRequest() | LogsCancel():
                 self._logs.take(frame)
+            case Renew():
+                self.renewal.ask()
+
+    def _servers(self) -> tuple[str, ...]:
+        """The one that leads comes first, if one is known to."""
+        here = self.link.state.server
+        return (here, *(server for server in self._config.servers if server != here)) if here else self._config.servers
 
     # -- what it is told
 
@@ -200,7 +223,7 @@ class Agent:
         )
 
     def _now_inventory(self) -> Inventory:
-        own = (*self.supervisor.warnings(), *self.exposure.warnings())
+        own = (*self.supervisor.warnings(), *self.exposure.warnings(), *self.renewal.warnings())
         return replace(self._inventory, warnings=(*self._inventory.warnings, *own))
 
     async def _report(self) -> None:
@@ -330,6 +353,7 @@ async def serve(config: AgentConfig) -> None:
             raise AgentRefused(
                 f"{key}: {folder} can't be made: {error.strerror}; name another in the agent's file"
             ) from error
+    await _settle(config)
     try:
         inventory = await discover(settings_of(config))
     except DiscoveryRefused as error:
@@ -344,12 +368,23 @@ async def serve(config: AgentConfig) -> None:
         await Agent(config, inventory).run(stop)
     except IdentityError as error:
         gone = isinstance(error.__cause__, FileNotFoundError)
-        anew = f". Where it is lost: {_new_identity(config)} makes new files" if gone else ""
+        anew = f". Where it is lost: {_new_identity(config)} makes it anew" if gone else ""
         raise AgentRefused(f"{error}{anew}") from error
     except (LinkError, SupervisorError) as error:
         raise AgentRefused(str(error)) from error
 
 
+async def _settle(config: AgentConfig) -> None:
+    """Whatever stopped the agent before: the newest certificate that is whole is the one that it starts with."""
+    try:
+        await asyncio.to_thread(IdentityStore(config.supervisor.work_dir / IDENTITY).settle)
+    except PkiError as error:
+        log.warning("the certificates that are kept here can't be put in order", why=str(error))
+
+
 def _new_identity(config: AgentConfig) -> str:
     node = config.node_id or socket.gethostname()
-    return f"`llmgw ctl cert issue-client {node} --force`, where the authority is,"
+    return (
+        f"`llmgw ctl node token {node}` and then `llmgw agent join` here, or "
+        f"`llmgw ctl cert issue-client {node} --force` where the authority is,"
+    )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from llmgw.cli import join
 from llmgw.cli.ctl import ctl
 from llmgw.cli.sim import CONTEXT_SETTINGS as SIM_SETTINGS
 from llmgw.cli.sim import sim
@@ -93,6 +94,7 @@ def agent_discover(
     raise typer.Exit(run_discover(config, output == "json"))
 
 
+join.register(agent_app)
 app.add_typer(agent_app, name="agent")
 app.add_typer(ctl, name="ctl")
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmgw.pki.authority import CLIENT_LIFETIME_S, DAY_S, Authority, Issued
+from llmgw.cli.admin import Output, OutputOption
+from llmgw.cli.cert_cluster import add_cluster_verbs, said, show_known
+from llmgw.pki.authority import CLIENT_LIFETIME_S, Authority, Issued
 from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, read_certificate
 from llmgw.pki.contexts import issuer_of
+from llmgw.pki.issuer import ISSUER_FILES, Issuer, issue_issuer
 from llmgw.pki.names import PkiError
+from llmgw.pki.signing import DAY_S
 
 app = typer.Typer(name="cert", help="The cluster's authority and its certificates.", no_args_is_help=True)
 
@@ -27,14 +30,20 @@ Force = Annotated[bool, typer.Option("--force", help="Renew: replace a certifica
 def init_ca(
     dir: AuthorityDir,
     cluster: Annotated[str, typer.Option("--cluster", help="As `cluster:` in server.yaml; chosen once.")] = "llmgw",
+    no_issuer: Annotated[
+        bool, typer.Option("--no-issuer", help="Make no issuing key: every certificate is issued by hand.")
+    ] = False,
 ) -> None:
-    """Make the cluster's certificate authority."""
-    with _in_words():
+    """Make the cluster's certificate authority, and an issuing key of it for the control plane."""
+    with said():
         authority = Authority.create(dir, cluster)
+        issuer = None if no_issuer else issue_issuer(authority, dir)
     typer.echo(
         f"wrote {dir / 'ca.pem'} and {dir / 'ca-key.pem'} (cluster {cluster!r}, until {_day(authority.not_after)})"
     )
     typer.echo(f"keep {dir / 'ca-key.pem'} secret: whoever reads it can be any node")
+    if issuer is not None:
+        _wrote_issuer(issuer)
     typer.echo(f"next: llmgw ctl cert issue-server --dir {dir} --san NAME-OR-ADDRESS --out /etc/llmgw/pki")
 
 
@@ -48,10 +57,23 @@ def issue_server(
     force: Force = False,
 ) -> None:
     """Issue the certificate of a control plane, and of the gateway beside it."""
-    with _in_words():
+    with said():
         issued = Authority.load(dir).issue_server(san, out, name, lifetime_s=parse_lifetime(lifetime), renew=force)
     _wrote(issued, f"server {issued.common_name!r} at {', '.join(san)}")
     typer.echo(f"next: name the three files under `tls:` in server.yaml; llmgw ctl cert issue-client NODE --dir {dir}")
+
+
+@app.command("issue-issuer")
+def issue_issuer_command(
+    dir: AuthorityDir,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the files are written [the same directory].")] = None,
+    lifetime: Annotated[str, typer.Option("--lifetime", help="Such as 5y, 365d or 24h.")] = "5y",
+    force: Annotated[bool, typer.Option("--force", help="Replace an issuing key that is there.")] = False,
+) -> None:
+    """Make an issuing key, by which a control plane lets nodes join and renew without the authority's own key."""
+    with said():
+        issuer = issue_issuer(Authority.load(dir), out or dir, parse_lifetime(lifetime), renew=force)
+    _wrote_issuer(issuer)
 
 
 @app.command("issue-client")
@@ -63,16 +85,24 @@ def issue_client(
     force: Force = False,
 ) -> None:
     """Issue the certificate of a node."""
-    with _in_words():
+    with said():
         issued = Authority.load(dir).issue_client(node, out, parse_lifetime(lifetime), renew=force)
     _wrote(issued, f"node {issued.common_name!r}")
     typer.echo(f"next: copy the three files to {node}, and name them under `tls:` in its agent.yaml")
 
 
 @app.command("show")
-def show(file: Annotated[Path, typer.Argument(help="A certificate in PEM form.")]) -> None:
-    """Print what a certificate says."""
-    with _in_words():
+def show_command(
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(help="A file, a certificate in PEM form; or a node or serial of the cluster.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print what a certificate says, or what the control plane knows of a node's."""
+    file = Path(what)
+    if not file.exists() and "/" not in what and not what.endswith(".pem"):
+        show_known(context, what, output)
+        return
+    with said():
         facts = facts_of(read_certificate(file, "the certificate"))
     for label, value in _rows(facts, datetime.now(UTC)):
         typer.echo(f"{label + ':':14}{value}")
@@ -119,6 +149,12 @@ def _left(facts: CertificateFacts, now: datetime) -> str:
     return f"{days:.0f} days left" if days >= 2 else f"{days * 24:.0f} hours left"
 
 
+def _wrote_issuer(issuer: Issuer) -> None:
+    pem, key = (issuer.directory / name for name in ISSUER_FILES)
+    typer.echo(f"wrote {pem} and {key} (issuing key of {issuer.cluster!r}, until {_day(issuer.not_after)})")
+    typer.echo(f"they belong beside ca.pem on the control plane; {key} must be readable by it alone")
+
+
 def _wrote(issued: Issued, whose: str) -> None:
     typer.echo(f"wrote {issued.cert}, {issued.key} and {issued.ca} ({whose}, until {_day(issued.not_after)})")
 
@@ -127,10 +163,4 @@ def _day(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d")
 
 
-@contextmanager
-def _in_words() -> Iterator[None]:
-    try:
-        yield
-    except PkiError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+add_cluster_verbs(app)

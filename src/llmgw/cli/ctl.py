@@ -12,6 +12,8 @@ import typer
 from llmgw.cli import drain, engines, node_tables, tables
 from llmgw.cli.admin import Output, OutputOption, Where, admin, show
 from llmgw.cli.cert import app as cert_app
+from llmgw.cli.cert_cluster import node_token
+from llmgw.cli.durations import duration
 from llmgw.cli.engine_check import engine_check
 from llmgw.cli.rows import console, fact
 from llmgw.cli.what_if import what_if
@@ -63,19 +65,37 @@ def nodes(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
 @ctl.command()
 def node(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[show|remove] NAME")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[show|token|remove] NAME")] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option("--ttl", parser=duration, metavar="DURATION", help="token: how long it is good [15m]."),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="token: a label of the node (repeatable).")
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--replace", help="token: the name is taken from the machine that has it.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """One node, whole; `remove` forgets one that is gone for good. Without a name: all of them."""
+    """One node, whole; `token` lets a machine join by that name; `remove` forgets one that is gone for good, and
+    revokes its certificates. Without a name: all of them."""
     verb, names = _verb_and_names(words or [])
     if len(names) > 1:
         raise typer.BadParameter(f"one node at a time: {' '.join(names)}")
+    if verb == "token":
+        if not names:
+            raise typer.BadParameter("say which node: llmgw ctl node token NAME")
+        node_token(context, names[0], ttl, label or [], take_over, output)
+        return
+    if ttl is not None or label or take_over:
+        raise typer.BadParameter("--ttl, --label and --replace belong to `node token`")
     with admin(context) as client:
         if verb == "remove":
             if not names:
                 raise typer.BadParameter("say which node: llmgw ctl node remove NAME")
             answer = client.delete(f"nodes/{names[0]}")
-            show(answer, output, lambda _: print(f"{names[0]} is forgotten; it may register anew"))
+            show(answer, output, lambda _: print(f"{names[0]} is forgotten, and its certificates are revoked"))
         elif names:
             show(client.get(f"nodes/{names[0]}"), output, node_tables.node)
         else:
@@ -83,7 +103,7 @@ def node(
 
 
 def _verb_and_names(words: list[str]) -> tuple[str, list[str]]:
-    if words and words[0] in ("show", "remove"):
+    if words and words[0] in ("show", "token", "remove"):
         return words[0], words[1:]
     return "show", words
 

@@ -14,22 +14,13 @@ from rich.text import Text
 
 from llmgw.cli import drain_tables
 from llmgw.cli.admin import Output, OutputOption, admin, complain, show
+from llmgw.cli.durations import duration
 from llmgw.cli.rows import console, fact
 from llmgw.client import AdminClient, AdminError
-from llmgw.config.faults import Refused
-from llmgw.config.quantities import parse_duration
 
 LOOKED_EVERY_S = 0.5
 
 View = dict[str, Any]
-
-
-def _duration(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except Refused as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        raise typer.BadParameter(f"{text!r}: expected {error.expected}{hint}") from None
 
 
 def drain(
@@ -39,7 +30,7 @@ def drain(
     deadline: Annotated[
         float | None,
         typer.Option(
-            parser=_duration,
+            parser=duration,
             metavar="DURATION",
             help="How long requests in flight may take at each replica: 10m, 30s (as the file says, without it).",
         ),

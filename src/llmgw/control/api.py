@@ -27,7 +27,11 @@ from llmgw.cluster.engines import rollback_words
 from llmgw.cluster.lifecycle import LEAVING
 from llmgw.cluster.model import Gateway
 from llmgw.control import views
+from llmgw.control.api_certificates import add_certificates
 from llmgw.control.api_operations import Strict, add_operations
+from llmgw.control.certificate_operations import Identities
+from llmgw.control.certificate_views import expiry_warning
+from llmgw.control.crl_file import CrlFile
 from llmgw.control.desk import Desk
 from llmgw.control.drain_views import brake_view, drain_views
 from llmgw.control.engine_views import EngineView, engine_views
@@ -52,6 +56,8 @@ class Rooms:
     logs: Logs
     reloader: Reloader
     admin_token_hash: str
+    identities: Identities | None = None
+    crl: CrlFile | None = None
 
 
 BODY_LIMIT_BYTES = 1 << 20
@@ -122,7 +128,7 @@ def _public(rooms: Rooms) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(exposition(rooms.plane, rooms.desk), media_type=CONTENT_TYPE_LATEST)
+        return PlainTextResponse(exposition(rooms.plane, rooms.desk, rooms.crl), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -131,7 +137,10 @@ def _admin(rooms: Rooms) -> APIRouter:
     router = APIRouter(prefix="/api/v1")
     _reads(router, rooms)
     _writes(router, rooms)
-    add_operations(router, rooms.plane, rooms.reloader.path.parent)
+    serials = rooms.identities.serials if rooms.identities is not None else None
+    add_operations(router, rooms.plane, rooms.reloader.path.parent, serials)
+    if rooms.identities is not None:
+        add_certificates(router, rooms.identities)
     _streams(router, rooms)
     return router
 
@@ -145,12 +154,13 @@ def _reads(router: APIRouter, rooms: Rooms) -> None:
 
     @router.get("/nodes")
     async def nodes() -> list[views.NodeView]:
-        return views.node_views(plane.cluster, plane.now().monotonic_s)
+        shown = views.node_views(plane.cluster, plane.now().monotonic_s)
+        return [_with_expiry(plane, view) for view in shown]
 
     @router.get("/nodes/{name}")
     async def node(name: str) -> views.NodeView:
         found = node_named(plane.cluster, name)
-        return views.node_view(found, plane.now().monotonic_s, views.held_on(plane.cluster, name))
+        return _with_expiry(plane, views.node_view(found, plane.now().monotonic_s, views.held_on(plane.cluster, name)))
 
     @router.get("/models")
     async def models() -> list[views.ModelView]:
@@ -302,6 +312,14 @@ def _streams(router: APIRouter, rooms: Rooms) -> None:
                 await reading.__aexit__(None, None, None)
 
         return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
+
+
+def _with_expiry(plane: Plane, view: views.NodeView) -> views.NodeView:
+    """The agent says by itself why its certificate was not renewed, where it can say anything."""
+    if any("certificate" in words for words in view.warnings):
+        return view
+    words = expiry_warning(plane.book, view.id, plane.now().wall_s)
+    return replace(view, warnings=(*view.warnings, words)) if words else view
 
 
 def _peer_of(rooms: Rooms, shard: str) -> Peer:

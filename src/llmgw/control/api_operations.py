@@ -13,6 +13,7 @@ from llmgw.control.drain_views import BrakeView, DrainView, brake_view, drain_vi
 from llmgw.control.engine_views import EngineView, engine_views
 from llmgw.control.operations import DrainOptions
 from llmgw.control.plane import Plane
+from llmgw.control.serials import Serials
 from llmgw.control.what_if import suppose
 
 LONGEST_IN_FLIGHT_S = 7 * 86_400.0
@@ -57,10 +58,10 @@ class RestartBody(Strict):
     allow_downtime: bool = False
 
 
-def add_operations(router: APIRouter, plane: Plane, folder: Path) -> None:
+def add_operations(router: APIRouter, plane: Plane, folder: Path, serials: Serials | None = None) -> None:
     """``folder``: where this control plane's own file lies."""
     _drains(router, plane)
-    _nodes_and_models(router, plane)
+    _nodes_and_models(router, plane, serials)
 
     @router.post("/what-if")
     async def what_if(body: WhatIfBody) -> WhatIf:
@@ -99,11 +100,11 @@ def _drains(router: APIRouter, plane: Plane) -> None:
         return drain_view(plane.cluster, drained)
 
 
-def _nodes_and_models(router: APIRouter, plane: Plane) -> None:
+def _nodes_and_models(router: APIRouter, plane: Plane, serials: Serials | None) -> None:
     @router.delete("/nodes/{name}")
     async def remove_node(name: str) -> views.NodeView:
-        """Forgets a node that is lost for good."""
-        node = await operations.remove_node(plane, name)
+        """Forgets a node that is lost for good, and revokes its certificates."""
+        node = await operations.remove_node(plane, name, serials)
         return views.node_view(node, plane.now().monotonic_s)
 
     @router.post("/models/{name:path}/restart")

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -19,18 +20,21 @@ import uvicorn
 from llmgw.cluster.model import Cluster
 from llmgw.config import HostPort, ServerConfig
 from llmgw.control.api import Rooms, make_app
+from llmgw.control.certificate_operations import Identities
+from llmgw.control.crl_file import CrlFile
 from llmgw.control.desk import Desk
 from llmgw.control.errors import ApiError
+from llmgw.control.joining import JoinOffice
 from llmgw.control.keys import digest, make_admin_token
 from llmgw.control.leadership import Deposed, Leadership
 from llmgw.control.logs import Logs
+from llmgw.control.own_identity import OwnIdentity
 from llmgw.control.plane import Plane
 from llmgw.control.reload import Reloader
 from llmgw.control.serials import Serials
 from llmgw.link.listener import ListenError
-from llmgw.link.server import LinkServer, ServerIdentity
-from llmgw.pki.contexts import read_identity
-from llmgw.pki.names import IdentityError
+from llmgw.link.server import LinkServer, Peer
+from llmgw.pki.names import IdentityError, PkiError
 from llmgw.private_file import write_private
 from llmgw.process.errors import ProcessError
 from llmgw.process.kept import Kept, Program, llmgw_argv
@@ -74,7 +78,10 @@ def _first(group: BaseExceptionGroup) -> BaseException:
 async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: AsyncExitStack, new_token: bool) -> None:
     _allow_many_peers()
     # First of all, since it writes nothing: a control plane that can't be dialled should leave nothing behind.
-    read_identity(ServerIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key))
+    own = OwnIdentity(config.tls)
+    with suppress(PkiError, OSError):
+        # One that was off until its own certificate expired renews it where it can; else the listener says why not.
+        await own.look(datetime.now(UTC))
     folder = state_dir(config.store)
     store = await open_store(config.store)
     stack.push_async_callback(store.close)
@@ -95,17 +102,33 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
     logs = Logs()
     desk = Desk(plane, logs)
     keeper = GatewayKeeper(path, folder, plane)
+    serials = Serials(plane, own.issuing)
+
+    def peer_of(node: str) -> Peer | None:
+        return link.peer(node, "node")
+
+    def address_of(node: str) -> str:
+        peer = peer_of(node)
+        return peer.address if peer is not None else ""
+
+    joining = JoinOffice(
+        plane, serials, own, lifetime_s=config.tls.lifetime_s, servers=config.advertise, address_of=address_of
+    )
     token_hash = await _admin_token(folder, store, lead.epoch, None if new_token else saved.admin_token_hash)
     link = LinkServer(
         listen=(config.listen.agents.host, config.listen.agents.port),
-        tls=ServerIdentity(ca=config.tls.ca, cert=config.tls.cert, key=config.tls.key),
+        tls=own.files,
         cluster=config.cluster,
         epoch=lead.epoch,
         delegate=desk,
         servers=config.advertise,
         heartbeat_s=config.nodes.heartbeat_s,
-        allow_serial=Serials(plane).allow,
+        allow_serial=serials.allow,
+        serial_used=serials.used,
+        joining=joining,
     )
+    serials.on_revoked.append(link.close_refused)
+    own.on_changed.append(link.take_up_files)
     await link.start()
     stack.push_async_callback(link.stop)
 
@@ -114,10 +137,14 @@ async def _run(path: Path, config: ServerConfig, stop: asyncio.Event, stack: Asy
         keeper.reload(new)
 
     reloader = Reloader(path, config, plane, reloaded)
-    app = make_app(Rooms(plane, desk, logs, reloader, token_hash))
-    await stack.enter_async_context(_admin_listener(app, config))
+    crl = CrlFile(plane, own, folder / "crl.pem")
+    identities = Identities(plane, serials, own, config.advertise, peer_of)
+    app = make_app(Rooms(plane, desk, logs, reloader, token_hash, identities, crl))
+    admin = await stack.enter_async_context(_admin_listener(app, config))
+    own.on_changed.append(admin.take_up_files)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(plane.run()), group.create_task(keeper.keep())]
+        keeping = (plane.run(), keeper.keep(), own.keep(), crl.keep())
+        tasks = [group.create_task(each) for each in keeping]
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: group.create_task(_reload(reloader)) and None)
         _settle_memory()
@@ -232,6 +259,11 @@ async def _admin_token(folder: Path, store: Store, epoch: int, known: str | None
 
 class AdminServer(uvicorn.Server):
     """Signals are the control plane's own business."""
+
+    def take_up_files(self) -> None:
+        """Show the certificate that is in the files now, from the next connection on."""
+        if self.config.ssl is not None and self.config.ssl_certfile is not None:
+            self.config.ssl.load_cert_chain(self.config.ssl_certfile, self.config.ssl_keyfile)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -10,12 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llmgw.cluster.model import Cluster, DrainState, NodeState, ReplicaState
+from llmgw.control.crl_file import CrlFile
 from llmgw.control.desk import Desk
 from llmgw.control.plane import Plane
 from llmgw.control.views import load_of
 
 
-def exposition(plane: Plane, desk: Desk) -> str:
+def exposition(plane: Plane, desk: Desk, crl: CrlFile | None = None) -> str:
     registry = CollectorRegistry()
     cluster = plane.cluster
     nodes = Gauge("llmgw_nodes", "Nodes by state.", ["state"], registry=registry)
@@ -46,8 +47,30 @@ def exposition(plane: Plane, desk: Desk) -> str:
     Gauge("llmgw_table_version", "Version of the routing table.", registry=registry).set(desk.table_version)
     Gauge("llmgw_leader_epoch", "Epoch of this leader.", registry=registry).set(plane.epoch)
     Gauge("llmgw_store_writable", "1 while the store takes writes.", registry=registry).set(plane.trouble is None)
+    _certificates(plane, crl, registry)
     registry.register(ReplicaLoads(cluster))
     return generate_latest(registry).decode()
+
+
+def _certificates(plane: Plane, crl: CrlFile | None, registry: CollectorRegistry) -> None:
+    now = plane.now().wall_s
+    expiry = Gauge(
+        "llmgw_node_certificate_expiry_seconds",
+        "Seconds until the certificate that a node uses expires.",
+        ["node"],
+        registry=registry,
+    )
+    until: dict[str, float] = {}
+    for each in plane.book.certificates():
+        if each.role == "node" and each.state == "current" and each.not_after:
+            until[each.node] = max(each.not_after, until.get(each.node, 0.0))
+    for node, not_after in until.items():
+        expiry.labels(node).set(not_after - now)
+    if crl is not None and crl.next_update is not None:
+        stale = Gauge(
+            "llmgw_crl_expiry_seconds", "Seconds until the list of what was revoked is stale.", registry=registry
+        )
+        stale.set(crl.next_update - now)
 
 
 class ReplicaLoads(Collector):

@@ -14,9 +14,11 @@ from llmgw.cluster import engines, rolling
 from llmgw.cluster.actions import Note, PutBrake, PutDrain, RemoveDrain
 from llmgw.cluster.model import Brake, Cluster, Drain, DrainState, Node, NodeState
 from llmgw.cluster.wording import count
+from llmgw.control.certificate_operations import forget
 from llmgw.control.errors import ApiError, not_found
 from llmgw.control.names import model_named, node_named, running_model_named
 from llmgw.control.plane import Plane
+from llmgw.control.serials import Serials
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +143,14 @@ async def release_brake(plane: Plane) -> Brake:
     return await plane.ask(act)
 
 
-async def remove_node(plane: Plane, name: str) -> Node:
-    """Forget a node that is gone for good. Should it dial in again, it joins as a new one."""
+async def remove_node(plane: Plane, name: str, serials: Serials | None = None) -> Node:
+    """Forget a node that is gone for good: its certificates are refused from now on, and its name is free."""
 
     async def act() -> Node:
         node = node_named(plane.cluster, name)
         _refuse_to_remove(node)
+        if serials is not None:
+            forget(plane, serials, name)
         await plane.remove_node(name, "forgotten by an operator; what was lost with it is not waited for any more")
         return node
 

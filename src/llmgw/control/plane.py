@@ -33,11 +33,13 @@ from llmgw.cluster.engines import told_versions, with_file
 from llmgw.cluster.model import Cluster, Gateway, Instant, Node
 from llmgw.cluster.news import now_qualifies
 from llmgw.cluster.reconcile import apply, next_wake_s, reconcile
+from llmgw.control.book import Book, Unsaved
 from llmgw.control.clock import Clock, system_clock
 from llmgw.control.fold import Folded
 from llmgw.control.leadership import Deposed, Leadership
 from llmgw.store.base import ApiKey, Change, Event, Fenced, Saved, Store, StoreError
 from llmgw.store.codec import encode_key
+from llmgw.store.identities import Certificate, Token
 from llmgw.store.ulid import Ulids
 
 log = structlog.get_logger()
@@ -109,7 +111,8 @@ class Plane:
         self.epoch = leadership.epoch
         self.store = store
         self.keys: dict[str, ApiKey] = {key.id: key for key in saved.keys}
-        self.serials = dict(saved.serials)
+        self.book = Book(saved)
+        """Certificates, tokens and revocations; what changes in it is stored with the next step."""
         self.scale_base = dict(saved.scale_base)
         self.trouble: str | None = None
         """Why nothing can be written just now, for people; None: all is well."""
@@ -124,7 +127,6 @@ class Plane:
         self._inbox: deque[Callable[[], Awaitable[None] | None]] = deque()
         self._awake = asyncio.Event()
         self._lasting: set[str] = set()
-        self._entered: dict[str, str] = {}
         self._notes: list[Note] = []
         self._answers: list[tuple[asyncio.Future[Any], Any]] = []
         self._known = cluster.nodes
@@ -195,10 +197,13 @@ class Plane:
     def note(self, kind: str, subject: str, words: str) -> None:
         self._notes.append(Note(kind, subject, words))
 
-    def enter_serial(self, serial: str, peer_id: str) -> None:
-        """Store a certificate's first use, with whatever else the next step writes."""
-        self._entered[serial] = peer_id
-        self.note("certificate.entered", peer_id, f"certificate {serial} was seen for the first time and entered")
+    async def claim_token(self, token: Token, certificates: Sequence[Certificate]) -> bool:
+        """Store at once that ``token`` is used for ``token.used_key``, and what it was used for. False: by another
+        key already, and nothing was written. What follows from it is noted, and written with the next step."""
+        if not await self.store.claim_token(self.epoch, token, Change(certificates=certificates)):
+            return False
+        self.book.stored((token, *certificates))
+        return True
 
     def take_catalog(
         self,
@@ -366,7 +371,7 @@ class Plane:
         for _ in range(MAX_ROUNDS):
             before = self.cluster
             actions = reconcile(before, now)
-            if not actions and not self._notes and not self._lasting and not self._doubtful:
+            if not actions and not self._anything_to_write():
                 return
             await self._commit(actions)
             if not actions:
@@ -380,24 +385,28 @@ class Plane:
         if removed_node is not None:
             after = replace(after, nodes={name: node for name, node in after.nodes.items() if name != removed_node})
         notes = [*self._notes, *self._qualifying(after), *(action for action in actions if isinstance(action, Note))]
-        change = self._change(after, actions, notes, removed_node)
+        taken = self.book.take_unsaved()
+        change = self._change(after, actions, notes, removed_node, taken)
         try:
             await self.store.commit(self.epoch, change)
         except StoreError:
             # It may have been written all the same, and only the answer was lost.
             self._doubtful.add(change)
+            self.book.put_back(taken)
             raise
         for event in change.events:
             log.info(event.words, kind=event.kind, subject=event.subject)
         self.cluster = after
         self._lasting.clear()
         self._doubtful.clear()
-        self._entered.clear()
         self._notes.clear()
         self._known = after.nodes
         if notes:
             self.news.set()
             self.news = asyncio.Event()
+
+    def _anything_to_write(self) -> bool:
+        return bool(self._notes or self._lasting or self._doubtful or self.book.pending)
 
     def _qualifying(self, after: Cluster) -> list[Note]:
         before, now = replace(self.cluster, nodes=self._known), self.now()
@@ -408,7 +417,12 @@ class Plane:
         ]
 
     def _change(
-        self, after: Cluster, actions: Iterable[Action], notes: Iterable[Note], removed_node: str | None
+        self,
+        after: Cluster,
+        actions: Iterable[Action],
+        notes: Iterable[Note],
+        removed_node: str | None,
+        taken: Unsaved,
     ) -> Change:
         """The step as it is stored: all that ``actions`` and peers touched, as it is in ``after``."""
         doubtful, now = self._doubtful, self.now()
@@ -443,8 +457,8 @@ class Plane:
             removed_drains=[name for name in sorted(drains) if name not in after.drains],
             engines=[after.engines[name] for name in sorted(engines)],
             replicas_made={action.model: action.made for action in actions if isinstance(action, CountReplica)},
-            serials=dict(self._entered),
             events=events,
+            **self.book.written(taken),
         )
 
     async def _wait(self, rest_s: float) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,20 +20,18 @@ import structlog
 
 from llmgw.cluster.model import Vitals
 from llmgw.link.course import Course, Delivered, Ended, LinkError, Outgoing, ServerAddress
-from llmgw.link.dialogue import Dialogue, Voice
-from llmgw.link.failures import explain
+from llmgw.link.dialling import Dialling, Line
+from llmgw.link.dialogue import LEFT, Dialogue, Voice
 from llmgw.link.messages import Hello, Role, Welcome
 from llmgw.link.notices import Notices
-from llmgw.link.wire import MAX_FRAME_BYTES, close_reason
-from llmgw.pki.contexts import ClientIdentity, Identity, client_context, read_identity
+from llmgw.pki.contexts import ClientIdentity, read_identity
 from llmgw.pki.diagnose import own_certificate
-from llmgw.pki.names import IdentityError
 
 __all__ = ["ClientIdentity", "LinkClient", "LinkError", "LinkState"]
 
-PATH = "/v1/stream"
-CONNECT_S = 10.0
-CLOSE_S = 1.0
+AGAIN_S = 1.0
+AGAIN_MOST_S = 30.0
+"""Between tries to go over to a new connection while the one before still stands."""
 
 log = structlog.get_logger("llmgw.link")
 
@@ -50,6 +46,15 @@ class LinkState:
     session: int = 0
     words: str = "not connected yet"
     since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """A connection, what is said on it, and the task that says it."""
+
+    line: Line
+    dialogue: Dialogue
+    running: asyncio.Task[Ended]
 
 
 class LinkClient:
@@ -88,13 +93,18 @@ class LinkClient:
             heartbeat_s=heartbeat_s,
         )
         self._course = Course(servers, base_s=reconnect_base_s, max_s=reconnect_max_s, rng=rng or random.Random())
-        self._contexts = _Contexts(tls)
+        self._dialling = Dialling(tls)
         self._notices = Notices()
         self._state = LinkState(since=time.time())
         self._why: dict[ServerAddress, str] = {}
         self._attempts = 0
         self._dialogue: Dialogue | None = None
         self._stop_asked: asyncio.Event | None = None
+        self._again = asyncio.Event()
+        """A new connection is wanted, by an identity that is read after this."""
+        self._wake = asyncio.Event()
+        """Ends whatever pause there is."""
+        self._leaving = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._turned_at_s = 0.0
@@ -131,11 +141,11 @@ class LinkClient:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Send what is queued, close the session, and end the thread. From any thread but the link's own."""
-        thread, loop, asked = self._thread, self._loop, self._stop_asked
-        if thread is None or loop is None or asked is None:
+        thread, loop = self._thread, self._loop
+        if thread is None or loop is None:
             return
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(asked.set)
+            loop.call_soon_threadsafe(self._stop)
         thread.join(timeout_s)
         if thread.is_alive():
             self._log.error("the link did not stop in time", timeout_s=timeout_s)
@@ -148,6 +158,18 @@ class LinkClient:
         # The loop may be closed by now: then there is nobody to tell.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._take, frame)
+
+    def redial(self, why: str) -> None:
+        """Go over to a new connection to the same server, at once. From any thread.
+
+        Each dial reads the identity's files anew: this is for when they have changed. The old connection is left once
+        the new one is welcomed; where there is none, the next dial does not wait.
+        """
+        loop = self._loop
+        if loop is None:
+            return
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._leave, why)
 
     # -- on the link's thread
 
@@ -171,44 +193,119 @@ class LinkClient:
                 ended, lasted_s = Ended("internal", f"{server.url}: {type(error).__name__}: {error}"), 0.0
             if self._stop_asked.is_set():
                 break
+            if ended.key == LEFT:
+                self._set_state(LinkState(words=ended.words, epoch=self._course.newest_epoch))
+                continue
             delay_s = self._course.failed(lasted_s=lasted_s, patient=ended.patient)
             self._not_connected(server, ended, delay_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._stop_asked.wait()
+            await self._pause(delay_s)
         self._set_state(LinkState(words="stopped", epoch=self._course.newest_epoch))
+
+    async def _pause(self, delay_s: float) -> None:
+        """Until the delay is over, or until there is a reason to dial before."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
+
+    def _leave(self, why: str) -> None:
+        self._leaving = why
+        self._again.set()
+        self._wake.set()
+
+    def _stop(self) -> None:
+        assert self._stop_asked is not None
+        self._stop_asked.set()
+        self._wake.set()
 
     async def _attempt(self, server: ServerAddress) -> tuple[Ended, float]:
         """Dial one server and stay with it as long as it goes. Returns why it ended, and how long it was welcomed."""
-        assert self._stop_asked is not None
-        self._attempts += 1
+        line = await self._dial(server)
+        if isinstance(line, Ended):
+            return line, 0.0
+        if self._again.is_set():
+            # While it was dialled: what was shown is the identity of before.
+            await line.close("dialling anew")
+            return Ended(LEFT, "dialling anew"), 0.0
+        talk = self._begin(line)
         try:
-            context, identity = self._contexts.current()
-        except IdentityError as error:
-            return Ended("identity", str(error)), 0.0
-        dialogue = Dialogue(server, self._course.newest_epoch, self._voice)
-        connector = aiohttp.TCPConnector(ssl=context, force_close=True)
-        async with aiohttp.ClientSession(connector=connector, trust_env=False) as http:
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    ws = await http.ws_connect(
-                        server.url + PATH, autoping=False, max_msg_size=MAX_FRAME_BYTES, compress=0
-                    )
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                failure = await explain(server, error, identity, self._tls, greeted=False)
-                return Ended(failure.key, failure.words), 0.0
-            why = ""
-            try:
-                self._dialogue = dialogue
-                ended = await dialogue.run(ws, self._stop_asked)
-                why = ended.words
-                return ended, dialogue.lasted_s
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                failure = await explain(server, error, identity, self._tls, greeted=True)
-                return Ended(failure.key, failure.words), dialogue.lasted_s
-            finally:
+            while (successor := await self._successor(talk, server)) is not None:
+                talk = await self._go_over(talk, successor)
+        except Exception:
+            talk.dialogue.leave("a fault of llmgw's own")
+            await self._over(talk)
+            raise
+        return await self._over(talk)
+
+    async def _dial(self, server: ServerAddress) -> Line | Ended:
+        self._attempts += 1
+        self._again.clear()
+        self._wake.clear()
+        return await self._dialling.dial(server)
+
+    def _begin(self, line: Line) -> _Talk:
+        assert self._stop_asked is not None
+        dialogue = self._dialogue = Dialogue(line.server, self._course.newest_epoch, self._voice)
+        running = asyncio.get_running_loop().create_task(dialogue.run(line.ws, self._stop_asked), name="link: talk")
+        return _Talk(line, dialogue, running)
+
+    async def _successor(self, talk: _Talk, server: ServerAddress) -> Line | None:
+        """The connection that is to replace ``talk``'s, once one is wanted; None: the talk is over."""
+        dialled = asyncio.get_running_loop().create_task(self._dial_again(server), name="link: successor")
+        try:
+            await asyncio.wait([talk.running, dialled], return_when=asyncio.FIRST_COMPLETED)
+            if not talk.running.done():
+                return dialled.result()
+        finally:
+            dialled.cancel()
+            with suppress(asyncio.CancelledError):
+                line = await dialled
+                if talk.running.done():
+                    await line.close("the session before it is over")
+        return None
+
+    async def _dial_again(self, server: ServerAddress) -> Line:
+        """Wait until it is asked for, and dial until it succeeds: what stands goes on standing meanwhile."""
+        await self._again.wait()
+        tries = 0
+        while True:
+            line = await self._dial(server)
+            if isinstance(line, Line):
+                return line
+            delay_s = min(AGAIN_S * 2.0 ** min(tries, 16), AGAIN_MOST_S)
+            tries += 1
+            self._log.warning("the session goes on as before", why=line.words, retry_in_s=delay_s)
+            await self._pause(delay_s)
+
+    async def _go_over(self, old: _Talk, line: Line) -> _Talk:
+        """Begin on the new connection. The old one hears nothing more, and is left once the new one is welcomed.
+
+        The server sees a peer that takes over its own session: at no time is there none.
+        """
+        old.dialogue.mute()
+        new = self._begin(line)
+        welcomed = asyncio.get_running_loop().create_task(new.dialogue.welcomed.wait(), name="link: welcome")
+        try:
+            await asyncio.wait([new.running, welcomed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            welcomed.cancel()
+            old.dialogue.leave(self._leaving)
+            await self._over(old)
+        return new
+
+    async def _over(self, talk: _Talk) -> tuple[Ended, float]:
+        """What came of a talk; its connection is closed then."""
+        why = ""
+        try:
+            ended = await talk.running
+            why = ended.words
+            return ended, talk.dialogue.lasted_s
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            ended = await self._dialling.failure(talk.line.server, error, talk.line.identity, greeted=True)
+            return ended, talk.dialogue.lasted_s
+        finally:
+            if self._dialogue is talk.dialogue:
                 self._dialogue = None
-                await _close(ws, why)
+            await talk.line.close(why)
 
     def _turned(self) -> None:
         self._turned_at_s = time.monotonic()
@@ -262,50 +359,3 @@ class LinkClient:
             callback(*arguments)
         except Exception:
             self._log.exception("a callback of the link failed", callback=getattr(callback, "__name__", str(callback)))
-
-
-async def _close(ws: aiohttp.ClientWebSocketResponse, why: str) -> None:
-    """Close the connection, and see it gone: a server that hangs must leave no socket behind here."""
-    sock = ws.get_extra_info("socket")
-    with suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with asyncio.timeout(CLOSE_S):
-            await ws.close(message=close_reason(why))
-    if sock is None:
-        return
-    # TLS would wait for the server's own goodbye; the end of the connection below it is enough.
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-    for _ in range(200):
-        if sock.fileno() == -1:
-            return
-        await asyncio.sleep(0.005)
-
-
-class _Contexts:
-    """One TLS context as long as the files stay the same; where new ones can't be used, the old one goes on."""
-
-    def __init__(self, files: ClientIdentity) -> None:
-        self._files = files
-        self._stamp: object = None
-        self._made: tuple[ssl.SSLContext, Identity] | None = None
-
-    def current(self) -> tuple[ssl.SSLContext, Identity]:
-        """Raises IdentityError where there never was one that could be used."""
-        stamp = self._stamp_now()
-        if self._made is not None and stamp == self._stamp:
-            return self._made
-        try:
-            self._made = client_context(self._files)
-        except IdentityError as error:
-            if self._made is None:
-                raise
-            log.warning("the new certificate can't be used; going on with the old one", why=str(error))
-        self._stamp = stamp
-        return self._made
-
-    def _stamp_now(self) -> object:
-        try:
-            stats = [path.stat() for path in (self._files.ca, self._files.cert, self._files.key)]
-        except OSError as error:
-            return (error.errno, error.filename)
-        return [(stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats]

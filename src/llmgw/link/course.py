@@ -18,6 +18,7 @@ from llmgw.link.messages import (
     LogsRequest,
     Observed,
     Refused,
+    Renew,
     Routes,
     RoutesAck,
     TrafficReport,
@@ -31,7 +32,7 @@ SETTLED_S = 10.0
 """A session that lasted as long has worked: the backoff begins anew."""
 
 Outgoing = Observed | RoutesAck | TrafficReport | LogLines
-Delivered = Welcome | Desired | Routes | LogsRequest | LogsCancel | Refused
+Delivered = Welcome | Desired | Routes | LogsRequest | LogsCancel | Refused | Renew
 
 
 class LinkError(Exception):
@@ -170,7 +171,7 @@ class Conversation:
                 return self._welcomed(frame)
             case Desired() | Routes():
                 return self._delivered(frame, current=self._current(frame.epoch, frame.session))
-            case LogsRequest() | LogsCancel():
+            case LogsRequest() | LogsCancel() | Renew():
                 return self._delivered(frame, current=True)
             case _:
                 return self._dropped("unknown")
@@ -210,7 +211,7 @@ class Conversation:
         return self.welcome is not None and (self.welcome.epoch, self.welcome.session) == (epoch, session)
 
     def _delivered(
-        self, frame: Desired | Routes | LogsRequest | LogsCancel, *, current: bool
+        self, frame: Desired | Routes | LogsRequest | LogsCancel | Renew, *, current: bool
     ) -> Deliver | Literal[False]:
         if self.welcome is None:
             return self._dropped("before-welcome")

@@ -22,6 +22,8 @@ WELCOME_S = 15.0
 SILENT_HEARTBEATS = 3
 FLUSH_S = 2.0
 SHORTEST_HEARTBEAT_S = 0.05
+LEFT = "left"
+"""The key of an end that the peer itself wanted."""
 
 log = structlog.get_logger("llmgw.link")
 
@@ -47,7 +49,9 @@ class Dialogue:
         self._outbox: Outbox[Outgoing] = Outbox()
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
+        self.welcomed = asyncio.Event()
         self._welcomed_at_s: float | None = None
+        self._muted = False
         self._silent_s = WELCOME_S
         self._beaten_at_s = 0.0
 
@@ -64,6 +68,14 @@ class Dialogue:
         """Queue a frame. One that comes before the welcome is kept for it: the hello may have been made before."""
         if not self._outbox.put(frame):
             self._end(Ended("full", f"{self._server.url} does not read: {len(self._outbox)} frames wait to be sent"))
+
+    def mute(self) -> None:
+        """What the server still says here counts no more: another session has begun, and says it all."""
+        self._muted = True
+
+    def leave(self, words: str) -> None:
+        """End the session as if it had ended by itself; what is queued is not sent."""
+        self._end(Ended(LEFT, words))
 
     async def run(self, ws: aiohttp.ClientWebSocketResponse, stop: asyncio.Event) -> Ended:
         """Talk until the connection ends, or ``stop``. Raises what ``ws`` raised where it came to no welcome."""
@@ -131,10 +143,10 @@ class Dialogue:
             step = self._conversation.receive(decode(text))
         except MalformedFrame as error:
             return Ended("malformed", f"{self._server.url} sent what can't be read: {error}")
-        if not step:
+        if not step or (self._muted and not isinstance(step, Ended)):
             return None
         if isinstance(step, Ended):
-            if step.refused is not None:
+            if step.refused is not None and not self._muted:
                 self._voice.deliver(step.refused)
             return step
         if isinstance(step.frame, Welcome):
@@ -149,6 +161,7 @@ class Dialogue:
         self._silent_s = SILENT_HEARTBEATS * heartbeat_s
         self._welcomed_at_s = time.monotonic()
         self._voice.welcomed(self._server, welcome)
+        self.welcomed.set()
         self._start(group, self._write(ws))
         beats = self._start(group, self._beat(ws, welcome, heartbeat_s), "beats")
         self._start(group, self._beating(beats, heartbeat_s))

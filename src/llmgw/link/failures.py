@@ -52,6 +52,17 @@ async def explain(
     return Failure(type(error).__name__, f"{server.url} can't be dialled: {error or type(error).__name__}")
 
 
+def unreachable(server: ServerAddress, error: BaseException) -> str:
+    """The same, where there is no identity yet that would explain more."""
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and isinstance(error.os_error, ssl.SSLError):
+        return plain_text_server(server.url, error.os_error) or f"the TLS handshake with {server.url} failed: {error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return _unreachable(server, error.os_error).words
+    if isinstance(error, TimeoutError):
+        return f"{server.url} did not answer in time: is it reachable from here, and not overloaded?"
+    return f"the connection to {server.url} broke: {error or type(error).__name__}"
+
+
 async def _certificate(
     server: ServerAddress, error: Exception, identity: Identity, files: ClientIdentity, now: datetime
 ) -> Failure:

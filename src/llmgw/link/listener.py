@@ -66,6 +66,10 @@ class Listener:
         self._slots = asyncio.Semaphore(MAX_HANDSHAKES)
         self._task: asyncio.Task[None] | None = None
 
+    def use(self, context: ssl.SSLContext) -> None:
+        """From the next connection on."""
+        self._context = context
+
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="link listener")
 

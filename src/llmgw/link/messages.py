@@ -185,6 +185,13 @@ class LogLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """Asks a node to have its certificate renewed now."""
+
+    type: Literal["renew"] = "renew"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
     """A frame of a type that this build does not know: dropped and counted."""
 
@@ -192,4 +199,4 @@ class Unknown:
     raw: dict[str, object] = field(default_factory=dict)
 
 
-ToPeer = Welcome | Refused | Desired | Routes | LogsRequest | LogsCancel
+ToPeer = Welcome | Refused | Desired | Routes | LogsRequest | LogsCancel | Renew

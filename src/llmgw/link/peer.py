@@ -16,6 +16,7 @@ from llmgw.link.messages import (
     Observed,
     RefusalCode,
     Refused,
+    Renew,
     Role,
     Routes,
     RoutesAck,
@@ -66,7 +67,7 @@ class Peer:
     def open(self) -> bool:
         return self._end is None
 
-    def send(self, frame: Desired | Routes | LogsRequest | LogsCancel) -> None:
+    def send(self, frame: Desired | Routes | LogsRequest | LogsCancel | Renew) -> None:
         """Queue a frame; never blocks. Desired and Routes replace an unsent older one of their kind.
 
         After the end of the session it does nothing. A peer that lets too much pile up is closed.

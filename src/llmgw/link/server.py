@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import structlog
 from aiohttp import WebSocketError, WSMessage, WSMsgType, web
 
+from llmgw.link.joining import Joining, add_joining
 from llmgw.link.listener import Listener, bind, host_port
 from llmgw.link.messages import (
     OLDEST_PROTOCOL,
@@ -29,19 +30,22 @@ from llmgw.link.messages import (
 )
 from llmgw.link.notices import Notices
 from llmgw.link.peer import Delegate, Peer, RefusedPeer
-from llmgw.link.session import Admitted, AllowSerial, Refusal, Registry
+from llmgw.link.session import Admitted, AllowSerial, Refusal, Registry, SerialUsed
 from llmgw.link.wire import MAX_FRAME_BYTES, FrameTooLarge, MalformedFrame, close_reason, decode, encode
 from llmgw.pki.certificate import PeerIdentity, peer_identity
 from llmgw.pki.contexts import Identity, ServerIdentity, listener_context
-from llmgw.pki.diagnose import client_failure
+from llmgw.pki.diagnose import SHOWED_NONE, client_failure
 
 __all__ = ["Delegate", "LinkServer", "Peer", "RefusedPeer", "ServerIdentity"]
 
 PATH = "/v1/stream"
+MAX_REQUEST_BYTES = 64 * 1024
 HELLO_S = 10.0
 CLOSE_S = 2.0
 SILENT_HEARTBEATS = 6
 WARN_EVERY_S = 86_400.0
+
+NO_CERTIFICATE = f"you {SHOWED_NONE}\n"
 
 log = structlog.get_logger("llmgw.link")
 
@@ -49,7 +53,8 @@ log = structlog.get_logger("llmgw.link")
 class LinkServer:
     """Takes peers in on ``listen`` and tells ``delegate``. All on the event loop that ``start`` was called on.
 
-    ``allow_serial(serial, node_id)`` is asked at the hello and at every heartbeat; words: refused, and why.
+    ``allow_serial`` is asked at the hello and at every heartbeat, ``serial_used`` told at the welcome. ``joining`` is
+    where nodes get their certificates; without it there is none to be had here.
     A session that was silent for SILENT_HEARTBEATS heartbeats is closed.
     """
 
@@ -64,14 +69,22 @@ class LinkServer:
         servers: tuple[str, ...] = (),
         heartbeat_s: float = 5.0,
         allow_serial: AllowSerial | None = None,
+        serial_used: SerialUsed | None = None,
+        joining: Joining | None = None,
     ) -> None:
         self.port = listen[1]
         """The port that is listened on; known after ``start`` where 0 was asked for."""
         self.counted: Counter[str] = Counter()
         """``refused-CODE``, ``malformed``, ``unknown-type``; stale frames are in ``registry.dropped``."""
         self.registry = Registry(
-            cluster=cluster, epoch=epoch, heartbeat_s=heartbeat_s, servers=servers, allow_serial=allow_serial
+            cluster=cluster,
+            epoch=epoch,
+            heartbeat_s=heartbeat_s,
+            servers=servers,
+            allow_serial=allow_serial,
+            serial_used=serial_used,
         )
+        self._joining = joining
         self._listen = listen
         self._tls = tls
         self._delegate = delegate
@@ -92,8 +105,10 @@ class LinkServer:
         self.port = sock.getsockname()[1]
         self._identity = identity
         self._warn_of_own_files()
-        app = web.Application()
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get(PATH, self._stream)
+        if self._joining is not None:
+            add_joining(app, self._joining)
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=CLOSE_S + 1)
         await runner.setup()
         assert runner.server is not None
@@ -101,6 +116,20 @@ class LinkServer:
         self._listener = Listener(sock, context, runner.server, self._handshake_failed)
         self._listener.start()
         log.info("listening for agents", address=host_port(sock.getsockname()), epoch=self.registry.epoch)
+
+    def take_up_files(self) -> None:
+        """Show the certificate that is in the files now, and trust the authorities in them, from the next connection
+        on. Raises IdentityError, with nothing changed, where they can't be used."""
+        context, identity = listener_context(self._tls, datetime.now(UTC))
+        self._identity, self._warn_at_s = identity, 0.0
+        if self._listener is not None:
+            self._listener.use(context)
+
+    def close_refused(self) -> None:
+        """End every session whose certificate is not taken any more."""
+        for peer in self.peers:
+            if (refusal := self.registry.serial_refusal(peer.entry)) is not None:
+                peer.close(refusal.words, refusal.code)
 
     async def stop(self) -> None:
         """Close the listener and every session; each peer is told that the control plane is stopping."""
@@ -141,7 +170,11 @@ class LinkServer:
         if tls.session_reused:
             # What was revoked or has expired since would be passed over.
             raise web.HTTPForbidden(text="resumed TLS sessions are not taken; connect anew")
-        identity = peer_identity(tls.getpeercert(True))
+        certificate = tls.getpeercert(True)
+        if certificate is None:
+            self._note_refused(("tls", _host(address), "none"), _without_certificate(address))
+            raise web.HTTPUnauthorized(text=NO_CERTIFICATE)
+        identity = peer_identity(certificate)
         ws = web.WebSocketResponse(timeout=CLOSE_S, compress=False, max_msg_size=MAX_FRAME_BYTES)
         if not ws.can_prepare(request):
             raise web.HTTPUpgradeRequired(text="this is the stream of llmgw's agents: a WebSocket was expected\n")
@@ -365,6 +398,11 @@ async def _ending(peer: Peer, part: Coroutine[None, None, str]) -> None:
     except Exception:
         log.exception("a session failed", role=peer.role, id=peer.id, session=peer.session)
         peer.close("the control plane failed at this session; its log says why")
+
+
+def _without_certificate(address: str) -> RefusedPeer:
+    words = f"{address}: it {SHOWED_NONE}"
+    return RefusedPeer(address=address, common_name="", claimed_id="", code="tls", words=words)
 
 
 def _malformed(words: str, address: str) -> Refusal:

@@ -23,8 +23,28 @@ from llmgw.link.messages import (
 from llmgw.pki.certificate import PeerIdentity, in_words
 from llmgw.version import VERSION
 
-AllowSerial = Callable[[str, str], str | None]
-"""(serial, node id) -> why it is refused, in words; None: allowed."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presented:
+    """A verified certificate, and who shows it. ``machine`` and ``instance`` are what the peer says of itself."""
+
+    role: Role
+    id: str
+    identity: PeerIdentity
+    address: str
+    machine: str
+    instance: str
+
+    @property
+    def serial(self) -> str:
+        return self.identity.serial
+
+
+AllowSerial = Callable[[Presented], str | None]
+"""Why a certificate is refused, in words; None: allowed."""
+
+SerialUsed = Callable[[Presented], None]
+"""Told once whoever shows a certificate is welcomed."""
 
 SessionFrame = Observed | Heartbeat | RoutesAck | TrafficReport | LogLines
 
@@ -40,6 +60,7 @@ class Session:
     fingerprint: str
     instance: str
     serial: str
+    presented: Presented | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +93,7 @@ class Registry:
         heartbeat_s: float = 5.0,
         servers: tuple[str, ...] = (),
         allow_serial: AllowSerial | None = None,
+        serial_used: SerialUsed | None = None,
         protocol: int = PROTOCOL,
         oldest_protocol: int = OLDEST_PROTOCOL,
     ) -> None:
@@ -82,6 +104,7 @@ class Registry:
         self._heartbeat_s = heartbeat_s
         self._servers = servers
         self._allow_serial = allow_serial
+        self._serial_used = serial_used
         self._protocol = protocol
         self._oldest = oldest_protocol
         self._live: dict[tuple[str, str], Session] = {}
@@ -96,16 +119,17 @@ class Registry:
 
     def admit(self, hello: Hello, identity: PeerIdentity, address: str, now: datetime) -> Admitted | Refusal:
         """Judge a peer's first frame. ``identity`` is from its verified certificate, ``address`` its host:port."""
+        presented = _presented(hello, identity, address)
         refusal = (
             self._wrong_cluster(identity, address)
             or self._wrong_role(hello, identity, address)
             or self._wrong_name(hello, identity, address)
             or self.protocol_refusal(hello.protocol, hello.oldest_protocol, _who(hello, address), hello.version)
             or self._expired(hello, identity, address, now)
-            or self._not_allowed(hello.id, identity.serial, address)
+            or self._not_allowed(presented)
             or self._second_machine(hello, address)
         )
-        return refusal or self._welcome(hello, identity, address)
+        return refusal or self._welcome(hello, presented)
 
     def protocol_refusal(self, theirs: int, their_oldest: int, who: str, version: str = "") -> Refusal | None:
         """None where the two ranges of protocol versions overlap."""
@@ -133,7 +157,7 @@ class Registry:
 
     def serial_refusal(self, session: Session) -> Refusal | None:
         """Why the session's certificate is no longer allowed: asked at every heartbeat."""
-        return self._not_allowed(session.id, session.serial, session.address)
+        return self._not_allowed(session.presented) if session.presented is not None else None
 
     def end(self, session: Session) -> bool:
         """The session's connection has closed. False where a newer one had taken its place."""
@@ -194,11 +218,11 @@ class Registry:
             event=f"the certificate of {_who(hello, address)} {when}",
         )
 
-    def _not_allowed(self, id: str, serial: str, address: str) -> Refusal | None:
-        why = self._allow_serial(serial, id) if self._allow_serial else None
+    def _not_allowed(self, presented: Presented) -> Refusal | None:
+        why = self._allow_serial(presented) if self._allow_serial else None
         if why is None:
             return None
-        return Refusal(code="revoked", words=why, event=f"{id} at {address}: {why}")
+        return Refusal(code="revoked", words=why, event=f"{presented.id} at {presented.address}: {why}")
 
     def _second_machine(self, hello: Hello, address: str) -> Refusal | None:
         old = self.live(hello.role, hello.id)
@@ -207,23 +231,28 @@ class Registry:
         return Refusal(
             code="duplicate",
             words=f"{hello.id!r} is connected already, from another machine at {old.address} (you are at {address}): "
-            "two machines can't share a name and certificate; give this one its own, or stop the other",
+            "two machines can't share a name and certificate; give this one its own (`llmgw ctl node token NAME`, and "
+            "`llmgw agent join` here), or stop the other",
             event=f"a second machine at {address} claims to be {hello.id!r}, which is connected from {old.address}: "
-            "refused; two machines share a name and certificate (a copied image or disk?)",
+            "refused; two machines share a name and certificate (a copied image or disk?): give one of them its own "
+            "with `llmgw ctl node token NAME` and `llmgw agent join`",
         )
 
-    def _welcome(self, hello: Hello, identity: PeerIdentity, address: str) -> Admitted:
+    def _welcome(self, hello: Hello, presented: Presented) -> Admitted:
         displaced = self.live(hello.role, hello.id)
         self._last_number += 1
         session = Session(
             role=hello.role,
             id=hello.id,
             number=self._last_number,
-            address=address,
+            address=presented.address,
             fingerprint=hello.fingerprint,
             instance=hello.instance,
-            serial=identity.serial,
+            serial=presented.serial,
+            presented=presented,
         )
+        if self._serial_used is not None:
+            self._serial_used(presented)
         self._live[(hello.role, hello.id)] = session
         welcome = Welcome(
             epoch=self.epoch,
@@ -247,6 +276,17 @@ class Registry:
         if frame.epoch != self.epoch:
             return "stale-epoch"
         return None if frame.session == session.number else "stale-session"
+
+
+def _presented(hello: Hello, identity: PeerIdentity, address: str) -> Presented:
+    return Presented(
+        role=hello.role,
+        id=hello.id,
+        identity=identity,
+        address=address,
+        machine=hello.fingerprint,
+        instance=hello.instance,
+    )
 
 
 def _same_machine(old: Session, hello: Hello) -> bool:

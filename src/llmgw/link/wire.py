@@ -16,6 +16,7 @@ from llmgw.link.messages import (
     LogsRequest,
     Observed,
     Refused,
+    Renew,
     Routes,
     RoutesAck,
     TrafficReport,
@@ -39,6 +40,7 @@ Frame = (
     | LogsRequest
     | LogsCancel
     | LogLines
+    | Renew
     | Unknown
 )
 FRAME_TYPES: Final[tuple[type[Any], ...]] = (
@@ -54,6 +56,7 @@ FRAME_TYPES: Final[tuple[type[Any], ...]] = (
     LogsRequest,
     LogsCancel,
     LogLines,
+    Renew,
 )
 
 _Known = Annotated[
@@ -68,7 +71,8 @@ _Known = Annotated[
     | TrafficReport
     | LogsRequest
     | LogsCancel
-    | LogLines,
+    | LogLines
+    | Renew,
     Discriminator("type"),
 ]
 _decoder: Final[TypeAdapter[Any]] = TypeAdapter(_Known)

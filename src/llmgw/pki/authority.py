@@ -1,31 +1,38 @@
-"""The cluster's own certificate authority: made once, then issues certificates for servers and nodes.
-
-P-256 keys throughout. Certificates begin five minutes early, so that a node whose clock runs a little behind
-is not refused.
-"""
+"""The cluster's own certificate authority: made once, then issues certificates for servers, nodes and issuing keys."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from llmgw.pki.certificate import facts_of, in_words, read_certificate, unreadable
+from llmgw.pki.certificate import facts_of, read_certificate
 from llmgw.pki.files import CERT_MODE, KEY_MODE, private_directory, replace, write_new
-from llmgw.pki.names import PkiError, RoleUri, authority_uri, check_cluster, check_id, parse_san
+from llmgw.pki.names import PkiError, check_cluster, check_id, parse_san
+from llmgw.pki.roots import read_certificates
+from llmgw.pki.signing import (
+    DAY_S,
+    Request,
+    Signer,
+    check_in_life,
+    check_lifetime,
+    is_key_of,
+    node_request,
+    pem_of,
+    read_signing_key,
+    root_certificate,
+    server_request,
+)
+from llmgw.pki.signing_request import new_key, pem_of_key, read_request
 
-DAY_S = 86_400.0
-AUTHORITY_LIFETIME_S = 3650 * DAY_S
 SERVER_LIFETIME_S = 825 * DAY_S
 CLIENT_LIFETIME_S = 365 * DAY_S
-BACKDATED_S = 300.0
+SERVER_STEMS = ("server", "server-key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +48,22 @@ class Issued:
 
 
 class Authority:
-    """``ca.pem`` and ``ca-key.pem`` of a directory. Whoever reads the key can be any node."""
+    """``ca.pem`` and ``ca-key.pem`` of a directory. Whoever reads the key can be any node.
 
-    def __init__(self, directory: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    ``roots`` are all certificates of ``ca.pem``: a second one is there while this authority takes over from it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        certificate: x509.Certificate,
+        key: ec.EllipticCurvePrivateKey,
+        roots: Sequence[x509.Certificate] = (),
+    ) -> None:
         self.directory = directory
         self.certificate = certificate
-        self._key = key
+        self.roots = tuple(roots) or (certificate,)
+        self.signer = Signer(certificate, key)
         facts = facts_of(certificate)
         self.cluster = facts.cluster
         self.not_after = facts.not_after
@@ -60,11 +77,11 @@ class Authority:
         for path in (key_path, cert_path):
             if path.exists() or path.is_symlink():
                 raise PkiError(_authority_exists(path))
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _authority_certificate(key, cluster, now or datetime.now(UTC))
+        key = new_key()
+        certificate = root_certificate(key, cluster, now or datetime.now(UTC))
         try:
-            write_new(key_path, _pem_of_key(key), KEY_MODE)
-            write_new(cert_path, _pem_of(certificate), CERT_MODE)
+            write_new(key_path, pem_of_key(key), KEY_MODE)
+            write_new(cert_path, pem_of(certificate), CERT_MODE)
         except FileExistsError as error:
             raise PkiError(_authority_exists(Path(str(error.filename2 or cert_path)))) from error
         return cls(directory, certificate, key)
@@ -77,16 +94,17 @@ class Authority:
             raise PkiError(
                 f"there is no authority in {directory}: `llmgw ctl cert init-ca --dir {directory}` makes one"
             )
-        certificate = read_certificate(cert_path, "the authority's certificate")
-        key = _read_key(key_path)
-        if _public_bytes(key.public_key()) != _public_bytes(certificate.public_key()):
+        roots = read_certificates(cert_path, "the authority's certificate")
+        key = read_signing_key(key_path)
+        certificate = next((root for root in roots if is_key_of(key, root)), None)
+        if certificate is None:
             raise PkiError(f"{key_path} is not the key of {cert_path}: one of the two was replaced")
         facts = facts_of(certificate)
         if not facts.is_authority:
             raise PkiError(f"{cert_path} is not an authority's certificate (it names {facts.common_name!r})")
         if not facts.cluster:
             raise PkiError(f"{cert_path} was not made by `llmgw ctl cert init-ca`: it names no cluster")
-        return cls(directory, certificate, key)
+        return cls(directory, certificate, key, roots)
 
     def issue_server(
         self,
@@ -107,9 +125,7 @@ class Authority:
         if not sans:
             raise PkiError("a server certificate needs at least one --san: each host name and address that nodes dial")
         names = list(dict.fromkeys(parse_san(san) for san in sans))
-        uris = [RoleUri(self.cluster, role, name) for role in ("server", "gateway")]
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        request = _Request(name, (*names, *_uri_names(uris)), usages, lifetime_s, now or datetime.now(UTC))
+        request = server_request(self.cluster, name, names, lifetime_s, now or datetime.now(UTC))
         return self._issue(request, out, "server", renew)
 
     def issue_client(
@@ -122,18 +138,30 @@ class Authority:
         now: datetime | None = None,
     ) -> Issued:
         """Write ``NODE.pem``, ``NODE-key.pem`` and ``ca.pem`` into ``out``. ``renew`` replaces the node's own pair."""
-        check_id(node)
-        if node in ("server", "server-key"):
-            raise PkiError(f"node id {node!r} can't be used: {node}.pem is the control plane's file; choose another")
-        uris = _uri_names([RoleUri(self.cluster, "node", node)])
-        request = _Request(node, uris, [ExtendedKeyUsageOID.CLIENT_AUTH], lifetime_s, now or datetime.now(UTC))
+        check_node_id(node)
+        request = node_request(self.cluster, node, lifetime_s, now or datetime.now(UTC))
         return self._issue(request, out, node, renew)
 
-    def _issue(self, request: _Request, out: Path, stem: str, renew: bool) -> Issued:
+    def sign_request(
+        self, csr: str | bytes, node: str, lifetime_s: float = CLIENT_LIFETIME_S, *, now: datetime | None = None
+    ) -> bytes:
+        """The certificate (PEM) of a node that made its key itself. Of the signing request only its key is taken.
+
+        Raises PkiError where it is none, or its holder did not prove to have the key.
+        """
+        check_node_id(node)
+        return pem_of(self._sign(node_request(self.cluster, node, lifetime_s, now or datetime.now(UTC)), csr))
+
+    def roots_pem(self) -> bytes:
+        """``ca.pem`` as nodes get it."""
+        return pem_of(*self.roots)
+
+    def _issue(self, request: Request, out: Path, stem: str, renew: bool) -> Issued:
         paths = (out / f"{stem}.pem", out / f"{stem}-key.pem", out / "ca.pem")
         self._check_target(*paths, request.common_name, renew)
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(request, key)
+        key = new_key()
+        self._check(request)
+        certificate = self.signer.sign(request, key.public_key())
         self._write(*paths, certificate, key, renew)
         facts = facts_of(certificate)
         return Issued(
@@ -150,7 +178,7 @@ class Authority:
             cert.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PkiError(f"{cert.parent} can't be made: {error.strerror or error}") from error
-        if ca.exists() and read_certificate(ca, "the authority's certificate") != self.certificate:
+        if ca.exists() and not set(read_certificates(ca, "the authority's certificate")) <= set(self.roots):
             raise PkiError(f"{ca} belongs to another authority than {self.directory}: name another --out")
         there = [path for path in (cert, key) if path.exists() or path.is_symlink()]
         if not there:
@@ -163,35 +191,14 @@ class Authority:
         if was != common_name:
             raise PkiError(f"{cert} is the certificate of {was!r}, not of {common_name!r}; nothing was changed")
 
-    def _sign(self, request: _Request, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-        if request.lifetime_s < 60:
-            raise PkiError(f"a lifetime of {request.lifetime_s:g} s is too short: at least a minute was expected")
-        if request.now >= self.not_after:
-            raise PkiError(
-                f"the authority in {self.directory} expired on {in_words(self.not_after)}: make a new one with "
-                "`llmgw ctl cert init-ca` and issue every certificate anew"
-            )
-        # A certificate that outlives its authority would be refused before the day it states.
-        not_after = min(request.now + timedelta(seconds=min(request.lifetime_s, AUTHORITY_LIFETIME_S)), self.not_after)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(_name(request.common_name))
-            .issuer_name(self.certificate.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(request.now - timedelta(seconds=BACKDATED_S))
-            .not_valid_after(not_after)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(authority=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(request.usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(request.names), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
-                critical=False,
-            )
-        )
-        return builder.sign(self._key, hashes.SHA256())
+    def _sign(self, request: Request, csr: str | bytes) -> x509.Certificate:
+        self._check(request)
+        return self.signer.sign(request, read_request(csr))
+
+    def _check(self, request: Request) -> None:
+        check_lifetime(request.lifetime_s)
+        do = "make a new one with `llmgw ctl cert init-ca` and issue every certificate anew"
+        check_in_life(self.signer, f"the authority in {self.directory}", do, request.now)
 
     def _write(
         self,
@@ -206,13 +213,15 @@ class Authority:
         written: list[Path] = []
         try:
             for path, data, mode in (
-                (key, _pem_of_key(private), KEY_MODE),
-                (cert, _pem_of(certificate), CERT_MODE),
+                (key, pem_of_key(private), KEY_MODE),
+                (cert, pem_of(certificate), CERT_MODE),
             ):
                 write(path, data, mode)
                 written.append(path)
             if not ca.exists():
-                write_new(ca, _pem_of(self.certificate), CERT_MODE)
+                write_new(ca, self.roots_pem(), CERT_MODE)
+            elif ca.read_bytes() != self.roots_pem():
+                replace(ca, self.roots_pem(), CERT_MODE)
         except OSError as error:
             if not renew:
                 for path in written:
@@ -220,87 +229,11 @@ class Authority:
             raise PkiError(f"{cert.parent} can't be written to: {error.strerror or error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    common_name: str
-    names: tuple[x509.GeneralName, ...]
-    usages: list[x509.ObjectIdentifier]
-    lifetime_s: float
-    now: datetime
-
-
-def _authority_certificate(key: ec.EllipticCurvePrivateKey, cluster: str, now: datetime) -> x509.Certificate:
-    name = _name(f"llmgw {cluster} authority")
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(seconds=BACKDATED_S))
-        .not_valid_after(now + timedelta(seconds=AUTHORITY_LIFETIME_S))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
-        .add_extension(_key_usage(authority=True), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(authority_uri(cluster))]), False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _key_usage(*, authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _uri_names(uris: Iterable[RoleUri]) -> tuple[x509.GeneralName, ...]:
-    return tuple(x509.UniformResourceIdentifier(str(uri)) for uri in uris)
-
-
-def _pem_of(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _public_bytes(key: object) -> bytes:
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise PkiError(
-            f"{path} does not exist: only where the authority's key is can certificates be issued"
-        ) from error
-    except OSError as error:
-        raise PkiError(unreadable(path, "the authority's key", error)) from error
-    try:
-        key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError) as error:
-        raise PkiError(f"{path} is not an unencrypted private key in PEM form") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise PkiError(f"{path} is no elliptic-curve key; this is not the key of an llmgw authority")
-    return key
+def check_node_id(node: str) -> None:
+    """Raises PkiError where no node can be called so."""
+    check_id(node)
+    if node in SERVER_STEMS:
+        raise PkiError(f"node id {node!r} can't be used: {node}.pem is the control plane's file; choose another")
 
 
 def _authority_exists(path: Path) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from llmgw.pki.names import IdentityError, RoleUri, parse_authority_uri, parse_role_uri
@@ -36,6 +37,8 @@ class CertificateFacts:
     """Short id of its own key, by which two authorities of the same name are told apart; empty: not stated."""
     issuer_key_id: str
     """Short id of the issuer's key."""
+    spki: str = ""
+    """SHA-256 of its public key (SubjectPublicKeyInfo), hex."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,11 @@ class PeerIdentity:
     serial: str
     not_after: datetime
     roles: dict[str, str]
+    not_before: datetime = datetime(1970, 1, 1, tzinfo=UTC)
+    key_hash: str = ""
+    """SHA-256 of its public key, hex."""
+    issuer_key_id: str = ""
+    """Short id of the key that signed it: the authority's own, or an issuing key."""
 
 
 def facts_of(certificate: x509.Certificate) -> CertificateFacts:
@@ -77,6 +85,7 @@ def facts_of(certificate: x509.Certificate) -> CertificateFacts:
         fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
         key_id=_key_id(certificate, x509.SubjectKeyIdentifier),
         issuer_key_id=_key_id(certificate, x509.AuthorityKeyIdentifier),
+        spki=hashlib.sha256(_spki(certificate)).hexdigest(),
     )
 
 
@@ -100,6 +109,9 @@ def peer_identity(der: bytes) -> PeerIdentity:
         serial=facts.serial,
         not_after=facts.not_after,
         roles=roles,
+        not_before=facts.not_before,
+        key_hash=facts.spki,
+        issuer_key_id=facts.issuer_key_id,
     )
 
 
@@ -157,6 +169,11 @@ def _key_id(
         return ""
     digest = value.digest if isinstance(value, x509.SubjectKeyIdentifier) else value.key_identifier
     return (digest or b"").hex()[:12]
+
+
+def _spki(certificate: x509.Certificate) -> bytes:
+    der, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return certificate.public_key().public_bytes(der, form)
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, issued_by, read_certificate, unreadable
+from cryptography import x509
+
+from llmgw.pki.certificate import CertificateFacts, facts_of, in_words, unreadable
+from llmgw.pki.join_token import authority_hash
 from llmgw.pki.names import IdentityError
+from llmgw.pki.roots import read_certificates, root_of
 
 EXPIRES_SOON = timedelta(days=30)
+SHORT_LIVED = timedelta(days=3)
+"""A certificate that lives no longer is renewed by a program, half way through: its last quarter is the news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,13 @@ class Identity:
     files: TlsFiles
     own: CertificateFacts
     authority: CertificateFacts
+    """The one that the own certificate is of; of several the first where it is of none."""
     issued_here: bool
-    """The authority's key signed the own certificate."""
+    """The own certificate is of an authority in the file: signed by it, or by an issuing key of it."""
+    roots: tuple[x509.Certificate, ...] = ()
+    """All authorities in the file: two while one takes over from the other."""
+    authority_hash: str = ""
+    """SHA-256 of ``authority``'s public key, hex."""
 
     def warnings(self, now: datetime) -> list[str]:
         """What an operator should mend, though TLS works."""
@@ -62,31 +73,46 @@ class Identity:
             ("certificate", self.files.cert, self.own),
             ("authority", self.files.ca, self.authority),
         ):
-            if now < facts.not_after < now + EXPIRES_SOON:
+            if now < facts.not_after < now + expires_soon(facts):
                 words.append(f"the {what} {path} expires on {in_words(facts.not_after)}: renew it before")
             if facts.not_after <= now:
                 words.append(f"the {what} {path} expired on {in_words(facts.not_after)}")
         return words
 
 
+def expires_soon(facts: CertificateFacts) -> timedelta:
+    """How long before its end people are told."""
+    life = facts.not_after - facts.not_before
+    return EXPIRES_SOON if life > SHORT_LIVED else life / 4
+
+
 def read_identity(files: TlsFiles) -> Identity:
     """Read and check the three files. Raises IdentityError in words; validity in time is not judged here."""
-    authority = read_certificate(files.ca, "the authority's certificate")
-    own = read_certificate(files.cert, "the certificate")
-    facts = facts_of(authority)
-    if not facts.is_authority:
-        raise IdentityError(
-            f"{files.ca} is not an authority's certificate (it names {facts.common_name!r}): "
-            "the cluster's ca.pem was expected",
-            files.ca,
-        )
+    roots = read_certificates(files.ca, "the authority's certificate")
+    own, *between = read_certificates(files.cert, "the certificate")
+    for each in roots:
+        if not (facts := facts_of(each)).is_authority:
+            raise IdentityError(
+                f"{files.ca} is not an authority's certificate (it names {facts.common_name!r}): "
+                "the cluster's ca.pem was expected",
+                files.ca,
+            )
     _check_key(files)
-    return Identity(files=files, own=facts_of(own), authority=facts, issued_here=issued_by(own, authority))
+    root = root_of(own, between, roots)
+    return Identity(
+        files=files,
+        own=facts_of(own),
+        authority=facts_of(root or roots[0]),
+        issued_here=root is not None,
+        roots=roots,
+        authority_hash=authority_hash(root or roots[0]),
+    )
 
 
 def listener_context(files: ServerIdentity, now: datetime) -> tuple[ssl.SSLContext, Identity]:
     """The context of a listener that asks every client for a certificate of its authority.
 
+    One that shows none gets as far as a request: how else could it ask for one? One that can't be trusted does not.
     Raises IdentityError where nodes could not trust this server: expired, not yet valid, of another authority.
     Tickets are off: a resumed session would pass over what has changed since (revocation, expiry).
     """
@@ -94,7 +120,7 @@ def listener_context(files: ServerIdentity, now: datetime) -> tuple[ssl.SSLConte
     _check_server(identity, now)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, files)
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_OPTIONAL
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     return context, identity

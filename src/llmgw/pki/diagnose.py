@@ -18,6 +18,7 @@ EXPIRED = 10
 HOSTNAME_MISMATCH = 62
 ADDRESS_MISMATCH = 64
 UNKNOWN_ISSUER = frozenset({2, 7, 18, 19, 20, 21, 30})
+SHOWED_NONE = "showed no certificate: agents and gateways need one (`llmgw ctl cert issue-client NODE`)"
 WRONG_PURPOSE = frozenset({24, 26, 79})
 
 _PLAIN_TEXT = frozenset(
@@ -138,7 +139,7 @@ def client_failure(error: BaseException, identity: Identity, now: datetime) -> s
 def _client_protocol_failure(error: ssl.SSLError, identity: Identity) -> str:
     reason = error.reason or str(error)
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it showed no certificate: agents and gateways need one (`llmgw ctl cert issue-client NODE`)"
+        return f"it {SHOWED_NONE}"
     if reason in _PLAIN_TEXT:
         return "it does not speak TLS: agents must dial https://…; this port is not for clients of the API"
     if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmgw.cluster.model import Drain, EngineHistory, Node, Replica
+from llmgw.store.identities import Certificate, Revocation, Token
 
 
 class StoreError(Exception):
@@ -77,8 +78,9 @@ class Saved:
     drains: tuple[Drain, ...] = ()
     engines: tuple[EngineHistory, ...] = ()
     keys: tuple[ApiKey, ...] = ()
-    serials: dict[str, str] = field(default_factory=dict)
-    """Certificate serial (hex) to node id, entered at first use."""
+    certificates: tuple[Certificate, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    revocations: tuple[Revocation, ...] = ()
     secret: str = field(default="", repr=False)
     admin_token_hash: str | None = None
 
@@ -88,7 +90,7 @@ class Change:
     """One step of the cluster, written whole or not at all. Written again, it changes nothing more.
 
     A count in ``replicas_made`` only ever rises, and a certificate's serial stays with the node it was first entered
-    for. What is both written and removed is removed.
+    for: as another's it is not written. What is both written and removed is removed.
     """
 
     nodes: Sequence[Node] = ()
@@ -100,8 +102,14 @@ class Change:
     """Nodes that are no longer to be emptied."""
     engines: Sequence[EngineHistory] = ()
     replicas_made: dict[str, int] = field(default_factory=dict)
-    serials: dict[str, str] = field(default_factory=dict)
-    """Certificate serial (hex) to node id, of those that were used for the first time."""
+    certificates: Sequence[Certificate] = ()
+    removed_certificates: Sequence[str] = ()
+    """Serials."""
+    tokens: Sequence[Token] = ()
+    removed_tokens: Sequence[str] = ()
+    revocations: Sequence[Revocation] = ()
+    removed_revocations: Sequence[str] = ()
+    """Ids of revocations."""
     events: Sequence[Event] = ()
 
 
@@ -123,6 +131,13 @@ class Store(Protocol):
 
     async def commit(self, epoch: int, change: Change) -> None:
         """Write a step. Raises Fenced where ``epoch`` is not the current leader's."""
+
+    async def claim_token(self, epoch: int, token: Token, change: Change) -> bool:
+        """Write ``token`` as used for ``token.used_key``, and the step with it, unless another key has used it.
+
+        False: another key has, or there is no such token; nothing was written. One statement decides between two
+        that come at once. Raises Fenced where ``epoch`` is not the current leader's.
+        """
 
     async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
         """Store an override of the model's replicas (None: take it back); ``base`` is what the file says now."""

@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError, ValidationError
 from llmgw.cluster.model import Drain, EngineHistory, Node, Replica
 from llmgw.store.base import ApiKey, Event, StoreError
 from llmgw.store.bounds import with_bounded_story
+from llmgw.store.identities import Certificate, Revocation, Token
 
 T = TypeVar("T")
 
@@ -76,6 +77,9 @@ DRAINS = Codec(Drain, "drain")
 ENGINES = Codec(EngineHistory, "engine")
 EVENTS = Codec(Event, "event")
 KEYS = Codec(ApiKey, "key")
+CERTIFICATES = Codec(Certificate, "certificate")
+TOKENS = Codec(Token, "token")
+REVOCATIONS = Codec(Revocation, "revocation")
 
 
 def encode_node(node: Node) -> str:
@@ -100,6 +104,18 @@ def encode_event(event: Event) -> str:
 
 def encode_key(key: ApiKey) -> str:
     return KEYS.encode(key.id, key)
+
+
+def encode_certificate(certificate: Certificate) -> str:
+    return CERTIFICATES.encode(certificate.serial, certificate)
+
+
+def encode_token(token: Token) -> str:
+    return TOKENS.encode(token.id, token)
+
+
+def encode_revocation(revocation: Revocation) -> str:
+    return REVOCATIONS.encode(revocation.id, revocation)
 
 
 def without_clock(replica: Replica) -> Replica:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from llmgw.store import codec
 from llmgw.store.base import ApiKey, Change, Event, Lead, Saved, StoreError
 from llmgw.store.bounds import EVENTS_KEPT, PRUNE_EVERY
 from llmgw.store.fencing import fenced
+from llmgw.store.identities import Token
 from llmgw.store.leasing import Lease, lead_after, may_take
 
 
@@ -45,7 +47,9 @@ class MemoryStore:
         self._replicas_made: dict[str, int] = {}
         self._scale: dict[str, tuple[int, int]] = {}
         self._keys: dict[str, str] = {}
-        self._serials: dict[str, str] = {}
+        self._certificates: dict[str, tuple[str, str]] = {}
+        self._tokens: dict[str, tuple[str, str]] = {}
+        self._revocations: dict[str, str] = {}
         self._events: dict[str, tuple[str, str]] = {}
         self._event_ids: list[str] = []
 
@@ -78,33 +82,70 @@ class MemoryStore:
             scale={model: replicas for model, (replicas, _) in sorted(self._scale.items())},
             scale_base={model: base for model, (_, base) in sorted(self._scale.items())},
             replicas_made=dict(sorted(self._replicas_made.items())),
-            serials=dict(sorted(self._serials.items())),
+            certificates=tuple(
+                codec.CERTIFICATES.decode(id, doc) for id, (_, doc) in sorted(self._certificates.items())
+            ),
+            tokens=tuple(codec.TOKENS.decode(id, doc) for id, (_, doc) in sorted(self._tokens.items())),
+            revocations=tuple(codec.REVOCATIONS.decode(id, doc) for id, doc in sorted(self._revocations.items())),
             secret=self._secret,
             admin_token_hash=self._admin_token_hash,
         )
 
     async def commit(self, epoch: int, change: Change) -> None:
-        # All that can fail comes first: from the check on, nothing is left half done.
+        write = self._encoded(change)
+        self._check_lead(epoch)
+        write()
+
+    def _encoded(self, change: Change) -> Callable[[], None]:
+        """All that can fail is done now: what is returned leaves nothing half done."""
         nodes = {node.id: codec.encode_node(node) for node in change.nodes}
         replicas = {replica.id: codec.encode_replica(replica) for replica in change.replicas}
         drains = {drain.node: codec.encode_drain(drain) for drain in change.drains}
         engines: dict[str, str] = {history.name: codec.encode_engine(history) for history in change.engines}
         events = {event.id: (event.subject, codec.encode_event(event)) for event in change.events}
+        certificates = [(each.serial, each.node, codec.encode_certificate(each)) for each in change.certificates]
+        tokens = {each.id: (each.used_key, codec.encode_token(each)) for each in change.tokens}
+        revocations = {each.id: codec.encode_revocation(each) for each in change.revocations}
+
+        def write() -> None:
+            self._nodes |= nodes
+            self._replicas |= replicas
+            self._drains |= drains
+            self._engines |= engines
+            self._tokens |= tokens
+            self._revocations |= revocations
+            for model, made in change.replicas_made.items():
+                self._replicas_made[model] = max(made, self._replicas_made.get(model, made))
+            for serial, node, doc in certificates:
+                if self._certificates.get(serial, (node, ""))[0] == node:
+                    self._certificates[serial] = (node, doc)
+            self._remove(change)
+            self._add_events(events)
+
+        return write
+
+    def _remove(self, change: Change) -> None:
+        rows: tuple[tuple[dict[str, Any], Sequence[str]], ...] = (
+            (self._nodes, change.removed_nodes),
+            (self._replicas, change.removed_replicas),
+            (self._drains, change.removed_drains),
+            (self._certificates, change.removed_certificates),
+            (self._tokens, change.removed_tokens),
+            (self._revocations, change.removed_revocations),
+        )
+        for table, gone in rows:
+            for id in gone:
+                table.pop(id, None)
+
+    async def claim_token(self, epoch: int, token: Token, change: Change) -> bool:
+        doc, write = codec.encode_token(token), self._encoded(change)
         self._check_lead(epoch)
-        self._nodes |= nodes
-        self._replicas |= replicas
-        self._drains |= drains
-        self._engines |= engines
-        for model, made in change.replicas_made.items():
-            self._replicas_made[model] = max(made, self._replicas_made.get(model, made))
-        self._serials = {**change.serials, **self._serials}
-        for node in change.removed_nodes:
-            self._nodes.pop(node, None)
-        for replica in change.removed_replicas:
-            self._replicas.pop(replica, None)
-        for drained in change.removed_drains:
-            self._drains.pop(drained, None)
-        self._add_events(events)
+        found = self._tokens.get(token.id)
+        if found is None or found[0] not in ("", token.used_key):
+            return False
+        self._tokens[token.id] = (token.used_key, doc)
+        write()
+        return True
 
     async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
         self._check_lead(epoch)

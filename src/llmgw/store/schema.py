@@ -61,7 +61,23 @@ scale = Table(
 
 api_keys = Table("api_keys", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
 
-serials = Table("serials", metadata, Column("serial", Text, primary_key=True), Column("node", Text, nullable=False))
+certificates = Table(
+    "certificates",
+    metadata,
+    Column("serial", Text, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("doc", Text, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("used_key", Text, nullable=False),
+    Column("doc", Text, nullable=False),
+)
+
+revocations = Table("revocations", metadata, Column("id", Text, primary_key=True), Column("doc", Text, nullable=False))
 
 events = Table(
     "events",

@@ -27,6 +27,7 @@ from llmgw.store.bounds import EVENTS_KEPT, PRUNE_EVERY
 from llmgw.store.connect import OLDEST_SQLITE, reading_engine, writing_engine
 from llmgw.store.faults import file_error, store_error
 from llmgw.store.fencing import fenced
+from llmgw.store.identities import Token
 from llmgw.store.leasing import Lease, lead_after, may_take
 from llmgw.store.lock import DirectoryLock
 from llmgw.store.migrate import prepare
@@ -88,6 +89,23 @@ class SqliteStore:
             self._pruning.after(connection, len(change.events))
 
         await self._write_as(epoch, write)
+
+    async def claim_token(self, epoch: int, token: Token, change: Change) -> bool:
+        claim = (
+            update(schema.tokens)
+            .where(schema.tokens.c.id == token.id, schema.tokens.c.used_key.in_(("", token.used_key)))
+            .values(used_key=token.used_key, doc=codec.encode_token(token))
+        )
+        writes = _writes(change)
+
+        def write(connection: Connection) -> bool:
+            if connection.execute(claim).rowcount != 1:
+                return False
+            for statement, rows in writes:
+                connection.execute(statement, rows)
+            return True
+
+        return await self._write_as(epoch, write)
 
     async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
         table = schema.scale
@@ -207,7 +225,7 @@ def _run(statement: Executable) -> Transaction[None]:
 def _load(connection: Connection) -> Saved:
     scale = connection.execute(select(schema.scale).order_by("model")).all()
     made = connection.execute(select(schema.replicas_made).order_by("model")).all()
-    serials = connection.execute(select(schema.serials).order_by("serial")).all()
+    certificates = connection.execute(select(schema.certificates).order_by("serial")).all()
     cluster = connection.execute(select(schema.cluster)).one()
     return Saved(
         nodes=tuple(codec.NODES.decode(id, doc) for id, doc in _docs(connection, schema.nodes)),
@@ -218,7 +236,9 @@ def _load(connection: Connection) -> Saved:
         scale={row.model: row.replicas for row in scale},
         scale_base={row.model: row.base for row in scale},
         replicas_made={row.model: row.made for row in made},
-        serials={row.serial: row.node for row in serials},
+        certificates=tuple(codec.CERTIFICATES.decode(row.serial, row.doc) for row in certificates),
+        tokens=tuple(codec.TOKENS.decode(id, doc) for id, doc in _docs(connection, schema.tokens)),
+        revocations=tuple(codec.REVOCATIONS.decode(id, doc) for id, doc in _docs(connection, schema.revocations)),
         secret=cluster.secret,
         admin_token_hash=cluster.admin_token_hash,
     )
@@ -308,11 +328,25 @@ def _writes(change: Change) -> list[tuple[Executable, Rows]]:
         (_UPSERT_DRAIN, [{"id": drain.node, "doc": codec.encode_drain(drain)} for drain in change.drains]),
         (_UPSERT_ENGINE, [{"id": each.name, "doc": codec.encode_engine(each)} for each in change.engines]),
         (_RAISE_MADE, [{"model": model, "made": made} for model, made in change.replicas_made.items()]),
-        (_ENTER_SERIAL, [{"serial": serial, "node": node} for serial, node in change.serials.items()]),
+        (
+            _ENTER_CERTIFICATE,
+            [
+                {"serial": each.serial, "node": each.node, "doc": codec.encode_certificate(each)}
+                for each in change.certificates
+            ],
+        ),
+        (
+            _UPSERT_TOKEN,
+            [{"id": each.id, "used_key": each.used_key, "doc": codec.encode_token(each)} for each in change.tokens],
+        ),
+        (_UPSERT_REVOCATION, [{"id": each.id, "doc": codec.encode_revocation(each)} for each in change.revocations]),
         (_ADD_EVENT, [_event_row(event) for event in change.events]),
         (_REMOVE_NODE, [{"gone": node} for node in change.removed_nodes]),
         (_REMOVE_REPLICA, [{"gone": replica} for replica in change.removed_replicas]),
         (_REMOVE_DRAIN, [{"gone": node} for node in change.removed_drains]),
+        (_REMOVE_CERTIFICATE, [{"gone": serial} for serial in change.removed_certificates]),
+        (_REMOVE_TOKEN, [{"gone": token} for token in change.removed_tokens]),
+        (_REMOVE_REVOCATION, [{"gone": revocation} for revocation in change.removed_revocations]),
     ]
     return [(statement, rows) for statement, rows in writes if rows]
 
@@ -335,6 +369,14 @@ def _raise_made() -> Insert:
     )
 
 
+def _enter_certificate() -> Insert:
+    """A serial stays with the node that it was first entered for."""
+    table = schema.certificates
+    statement = insert(table)
+    same_node = table.c.node == statement.excluded.node
+    return statement.on_conflict_do_update([table.c.serial], set_={"doc": statement.excluded.doc}, where=same_node)
+
+
 _UPSERT_NODE = _upsert(schema.nodes, "doc")
 _UPSERT_REPLICA = _upsert(schema.replicas, "doc")
 _UPSERT_DRAIN = _upsert(schema.drains, "doc")
@@ -342,8 +384,13 @@ _UPSERT_ENGINE = _upsert(schema.engines, "doc")
 _UPSERT_KEY = _upsert(schema.api_keys, "doc")
 _UPSERT_SCALE = _upsert(schema.scale, "replicas", "base")
 _RAISE_MADE = _raise_made()
-_ENTER_SERIAL = insert(schema.serials).on_conflict_do_nothing()
+_ENTER_CERTIFICATE = _enter_certificate()
+_UPSERT_TOKEN = _upsert(schema.tokens, "used_key", "doc")
+_UPSERT_REVOCATION = _upsert(schema.revocations, "doc")
 _ADD_EVENT = insert(schema.events).on_conflict_do_nothing()  # A step that is committed again adds no event twice.
 _REMOVE_NODE = delete(schema.nodes).where(schema.nodes.c.id == bindparam("gone"))
 _REMOVE_DRAIN = delete(schema.drains).where(schema.drains.c.id == bindparam("gone"))
 _REMOVE_REPLICA = delete(schema.replicas).where(schema.replicas.c.id == bindparam("gone"))
+_REMOVE_CERTIFICATE = delete(schema.certificates).where(schema.certificates.c.serial == bindparam("gone"))
+_REMOVE_TOKEN = delete(schema.tokens).where(schema.tokens.c.id == bindparam("gone"))
+_REMOVE_REVOCATION = delete(schema.revocations).where(schema.revocations.c.id == bindparam("gone"))

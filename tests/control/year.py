@@ -1,0 +1,101 @@
+"""A year of renewals and a control plane that is killed at any moment: ``python -m tests.control.year [SEED]``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import structlog
+
+from llmgw.link.server import Peer
+from llmgw.store.memory import MemoryStore
+from tests.control.clock import Time
+from tests.control.office import DAY_S, Machine, Office, open_office
+
+
+class Year:
+    """Twenty nodes that renew half way through, and a control plane that dies between any two of their steps."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.rng = folder, random.Random(seed)
+        self.store, self.time = MemoryStore(), Time()
+        self.nodes: dict[str, Machine] = {}
+        self.due: dict[str, float] = {}
+        self.lives = 0
+        self.renewals = 0
+
+    async def run(self, days: float) -> None:
+        end = self.time().wall_s + days * DAY_S
+        while self.time().wall_s < end:
+            async with open_office(self.folder, store=self.store, time=self.time) as office:
+                self.lives += 1
+                await self._life(office, end, self.rng.randrange(1, 200))
+        await self._check()
+
+    async def _check(self) -> None:
+        async with open_office(self.folder, store=self.store, time=self.time) as office:
+            for machine in self.nodes.values():
+                if not self.is_expired(machine):
+                    assert isinstance(office.dial(machine), Peer), machine.name
+            assert await office.events("certificate.copied") == []
+            assert await office.events("certificate.entered") == []
+
+    async def _life(self, office: Office, end: float, steps: int) -> None:
+        """Whatever was not stored by the end of it is forgotten: the store alone goes on."""
+        for number in range(20):
+            if f"n{number}" not in self.nodes:
+                await self._joins(office, f"n{number}")
+        for machine in self.nodes.values():
+            if not self.is_expired(machine):
+                assert isinstance(office.dial(machine), Peer), machine.name
+        for _ in range(steps):
+            name = min(self.due, key=lambda name: self.due[name])
+            if self.due[name] >= end:
+                self.time.move(max(0.0, end - self.time().wall_s))
+                return
+            self.time.move(max(0.0, self.due[name] - self.time().wall_s))
+            await self._renews(office, name)
+
+    async def _joins(self, office: Office, name: str) -> None:
+        machine = Machine(name, fingerprint=name)
+        await office.join(await office.token(name), machine)
+        self._took(machine)
+
+    async def _renews(self, office: Office, name: str) -> None:
+        old = self.nodes[name]
+        fate = self.rng.random()
+        if fate < 0.02:
+            # Off for days: its certificate expires meanwhile.
+            self.due[name] += self.rng.uniform(1.0, 3.0) * DAY_S
+            return
+        new = await (office.recover(old) if self.is_expired(old) else office.renew(old))
+        if fate < 0.10:
+            self.due[name] = self.time().wall_s + 5.0  # the answer was lost: tried again
+            return
+        self.renewals += 1
+        self._took(new)
+        if fate < 0.20:
+            return  # killed before it dialled in with it; it will, once it is up again
+        assert isinstance(office.dial(new), Peer), name
+
+    def is_expired(self, machine: Machine) -> bool:
+        return machine.identity.not_after.timestamp() <= self.time().wall_s
+
+    def _took(self, machine: Machine) -> None:
+        self.nodes[machine.name] = machine
+        self.due[machine.name] = self.time().wall_s + self.rng.uniform(0.45, 0.60) * DAY_S
+
+
+def main() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with tempfile.TemporaryDirectory() as folder:
+        year = Year(Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+        asyncio.run(year.run(365.0))
+    print(f"a year: {year.renewals} renewals, {year.lives - 1} kills of the control plane, nobody was locked out")
+
+
+if __name__ == "__main__":
+    main()
