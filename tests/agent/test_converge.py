@@ -444,10 +444,13 @@ async def test_an_engine_that_is_not_there_is_waited_for_in_its_own_words(folder
     async with opened(folder) as node:
         wanted = sim()
         wanted = replace(wanted, profile=replace(wanted.profile, engine="llamacpp", sim=None), source="file:///m.gguf")
-        engines = (EngineSpec(name="llamacpp", version="b1", source="index"),)
+        engines = (EngineSpec(name="llamacpp", version="b1", source="ftp://host/engine.tar.gz", sha256="0" * 64),)
         node.converge.take(Desired(epoch=1, session=1, revision=1, shards=(wanted,), engines=engines))
         await node.until(
-            lambda: any("failed, llamacpp b1 is no build" in shard.why for shard in node.converge.shards()),
+            lambda: any(
+                "failed, ftp://host/engine.tar.gz is no source of engines" in shard.why
+                for shard in node.converge.shards()
+            ),
             "its failure is in the words",
         )
         assert node.converge.shards()[0].state is ShardState.PREPARING
