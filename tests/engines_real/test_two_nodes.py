@@ -1,4 +1,7 @@
-"""The real vLLM over two nodes, each in a network namespace of its own, half of the model's layers on each."""
+"""The real vLLM over two nodes, each in a network namespace of its own, half of each of the model's layers on each.
+
+vLLM 0.32 does not run pipelines on processors: its second rank fails an assertion at the first token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ models:
     profiles:
       - engine: vllm
         nodes: 2
-        pipeline_parallel: 2
+        tensor_parallel: 2
         memory: 5GiB
         context: 512
         parallel: 4
