@@ -86,23 +86,24 @@ class Dialogue:
             return Ended("hello", f"the hello can't be made: {error}")
         await ws.send_str(hello)
         async with asyncio.TaskGroup() as group:
-            self._start(group, self._read(ws, group))
-            self._start(group, self._stopped(stop))
+            self._start(group, lambda: self._read(ws, group))
+            self._start(group, lambda: self._stopped(stop))
             await asyncio.wait([self._ended])
             for task in self._tasks:
                 task.cancel()
         return self._ended.result()
 
     def _start(
-        self, group: asyncio.TaskGroup, part: Coroutine[None, None, Ended], name: str = "part"
+        self, group: asyncio.TaskGroup, part: Callable[[], Coroutine[None, None, Ended]], name: str = "part"
     ) -> asyncio.Task[None]:
         task = group.create_task(self._part(part), name=f"link: {name}")
         self._tasks.append(task)
         return task
 
-    async def _part(self, part: Coroutine[None, None, Ended]) -> None:
+    async def _part(self, part: Callable[[], Coroutine[None, None, Ended]]) -> None:
         try:
-            self._end(await part)
+            # Made here: one that is called off before it has begun is never made, and so never left unawaited.
+            self._end(await part())
         except (aiohttp.ClientError, OSError) as error:
             if self._welcomed_at_s is None and not self._ended.done():
                 self._ended.set_exception(error)
@@ -162,9 +163,9 @@ class Dialogue:
         self._welcomed_at_s = time.monotonic()
         self._voice.welcomed(self._server, welcome)
         self.welcomed.set()
-        self._start(group, self._write(ws))
-        beats = self._start(group, self._beat(ws, welcome, heartbeat_s), "beats")
-        self._start(group, self._beating(beats, heartbeat_s))
+        self._start(group, lambda: self._write(ws))
+        beats = self._start(group, lambda: self._beat(ws, welcome, heartbeat_s), "beats")
+        self._start(group, lambda: self._beating(beats, heartbeat_s))
 
     def _closed(self, ws: aiohttp.ClientWebSocketResponse, message: aiohttp.WSMessage) -> Ended:
         if message.type is WSMsgType.CLOSE and message.extra:
