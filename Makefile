@@ -18,8 +18,11 @@ UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/py
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
 
+# Most tests wait: three of them share two cores well.
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+
 test: check
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff check src tests benchmarks

@@ -22,6 +22,19 @@ settings.load_profile("llmgw")
 ALLOWED = Path(__file__).with_name("allowed-skips.txt")
 
 
+WAITING = ("tests/cluster/net/", "tests/cluster/", "tests/up/", "tests/agent/", "tests/link/")
+"""Where most tests wait, for processes and for clocks: begun first, they wait beside those that compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Within a room the order stays, and so it does within a file."""
+
+    def rank(item: pytest.Item) -> int:
+        return next((index for index, room in enumerate(WAITING) if item.nodeid.startswith(room)), len(WAITING))
+
+    items.sort(key=rank)
+
+
 def _allowed() -> tuple[str, ...]:
     lines = (line.partition("#")[0].strip() for line in ALLOWED.read_text().splitlines())
     return tuple(line for line in lines if line)

@@ -40,7 +40,7 @@ class Outcome:
 
 def quiet() -> None:
     """What the control planes log is not read by anybody here."""
-    structlog.configure(processors=[_drop], cache_logger_on_first_use=True)
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
 
 
 def _drop(logger: object, name: str, event: MutableMapping[str, Any]) -> str:
