@@ -74,7 +74,7 @@ NO_LOCK = [
     "E: Unable to lock directory /var/lib/apt/lists/\n",
     "E: Unable to locate package libgomp99\n",
     "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem. \n",
-    "E: Failed to fetch http://deb.debian.org/debian/pool/main/g/gcc-12/libgomp1_12.2.0-14_amd64.deb  404  Not Found\n",
+    "E: Failed to fetch http://mirror.example/debian/pool/main/g/gcc-12/libgomp1_12.2.0-14_amd64.deb  404  Not Found\n",
     "E: You don't have enough free space in /var/cache/apt/archives/.\n",
     "",
 ]
