@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import structlog
 
 from llmgw.link.course import Ended, ServerAddress
 from llmgw.link.failures import explain
+from llmgw.link.sockets import Sockets
 from llmgw.link.wire import MAX_FRAME_BYTES, close_reason
 from llmgw.pki.contexts import ClientIdentity, Identity, client_context
 from llmgw.pki.names import IdentityError
@@ -30,14 +30,18 @@ class Line:
 
     server: ServerAddress
     http: aiohttp.ClientSession
+    sockets: Sockets
     ws: aiohttp.ClientWebSocketResponse
     identity: Identity
 
     async def close(self, why: str) -> None:
         try:
-            await _close(self.ws, why)
+            with suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self.ws.close(message=close_reason(why))
         finally:
             await self.http.close()
+            await self.sockets.end()
 
 
 class Dialling:
@@ -53,38 +57,25 @@ class Dialling:
             context, identity = self._contexts.current()
         except IdentityError as error:
             return Ended("identity", str(error))
-        http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, force_close=True), trust_env=False)
+        sockets = Sockets()
+        connector = aiohttp.TCPConnector(ssl=context, force_close=True, socket_factory=sockets.make)
+        http = aiohttp.ClientSession(connector=connector, trust_env=False)
         try:
             async with asyncio.timeout(CONNECT_S):
                 ws = await http.ws_connect(server.url + PATH, autoping=False, max_msg_size=MAX_FRAME_BYTES, compress=0)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             await http.close()
+            await sockets.end()
             return await self.failure(server, error, identity, greeted=False)
         except BaseException:
             await http.close()
+            await sockets.end()
             raise
-        return Line(server, http, ws, identity)
+        return Line(server, http, sockets, ws, identity)
 
     async def failure(self, server: ServerAddress, error: BaseException, identity: Identity, *, greeted: bool) -> Ended:
         failure = await explain(server, error, identity, self._tls, greeted=greeted)
         return Ended(failure.key, failure.words)
-
-
-async def _close(ws: aiohttp.ClientWebSocketResponse, why: str) -> None:
-    """Close the connection, and see it gone: a server that hangs must leave no socket behind here."""
-    sock = ws.get_extra_info("socket")
-    with suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with asyncio.timeout(CLOSE_S):
-            await ws.close(message=close_reason(why))
-    if sock is None:
-        return
-    # TLS would wait for the server's own goodbye; the end of the connection below it is enough.
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-    for _ in range(200):
-        if sock.fileno() == -1:
-            return
-        await asyncio.sleep(0.005)
 
 
 class Contexts:

@@ -18,6 +18,7 @@ from cryptography import x509
 
 from llmgw.link.course import ServerAddress
 from llmgw.link.failures import explain, unreachable
+from llmgw.link.sockets import Sockets
 from llmgw.pki.certificate import in_words
 from llmgw.pki.chain import certificates_of
 from llmgw.pki.contexts import ClientIdentity, Identity
@@ -110,7 +111,8 @@ class Enrolment:
         return self._granted(await self._ask("POST", RECOVER, body))
 
     async def _ask(self, method: str, path: str, body: dict[str, str] | None) -> dict[str, Any]:
-        connector = aiohttp.TCPConnector(ssl=self._context, force_close=True)
+        sockets = Sockets()
+        connector = aiohttp.TCPConnector(ssl=self._context, force_close=True, socket_factory=sockets.make)
         try:
             async with (
                 asyncio.timeout(LIMIT_S),
@@ -123,6 +125,8 @@ class Enrolment:
                 return self._answer(response.status, data)
         except _TRANSPORT as error:
             raise await self._failed(error) from error
+        finally:
+            await sockets.end()
 
     def _answer(self, status: int, data: bytes) -> dict[str, Any]:
         try:
