@@ -17,6 +17,7 @@ from yarl import URL
 
 from llmgw.agent.fetch.artifact import Access, FetchFailed
 from llmgw.agent.fetch.complaints import Broken, explain, shown
+from llmgw.link.sockets import Sockets
 
 REDIRECTS = 10
 READ_BYTES = 1 << 20
@@ -35,6 +36,7 @@ class Transport:
         self._patience_s = patience_s
         self._decompress = decompress
         self._session: aiohttp.ClientSession | None = None
+        self._sockets = Sockets()
         self._trusting: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> Transport:
@@ -44,7 +46,7 @@ class Transport:
         except (OSError, ssl.SSLError) as error:
             raise FetchFailed(_unreadable(self._access, error)) from None
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=4),
+            connector=aiohttp.TCPConnector(ssl=context, limit=4, socket_factory=self._sockets.make),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=self._decompress,
@@ -60,6 +62,7 @@ class Transport:
     ) -> None:
         assert self._session is not None
         await self._session.close()
+        await self._sockets.end()
 
     @contextlib.asynccontextmanager
     async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
