@@ -62,15 +62,12 @@ async def applied(exposure: Exposure) -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_gateways_are_remembered_over_a_restart_and_forgotten_after_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exposure_module, "_nft", lambda: None)
+async def test_gateways_are_remembered_over_a_restart_and_forgotten_after_a_day(tmp_path: Path) -> None:
     now = [1_000_000.0]
     memory = tmp_path / "gateways.json"
 
     def make() -> Exposure:
-        return Exposure(node_id="t", memory=memory, changed=lambda: None, clock=lambda: now[0])
+        return Exposure(node_id="t", memory=memory, changed=lambda: None, nft=lambda: None, clock=lambda: now[0])
 
     first = make()
     first.name(["10.0.0.1"])
@@ -79,17 +76,20 @@ async def test_gateways_are_remembered_over_a_restart_and_forgotten_after_a_day(
     assert json.loads(memory.read_text()) == {"10.0.0.1": now[0]}
     second = make()
     second.want([wide(0, 20_000)], "10.0.0.11")
-    assert "10.0.0.1" in second._wanted()[0].addresses
+    assert "10.0.0.1" in second.openings()[0].addresses
     now[0] += GATEWAY_KEPT_S + 1
-    assert "10.0.0.1" not in second._wanted()[0].addresses
+    assert "10.0.0.1" not in second.openings()[0].addresses
     memory.write_text("[1]")
-    assert make()._named == {}
+    third = make()
+    third.want([replace(wide(0, 20_000), peers=())], "10.0.0.11")
+    assert third.openings()[0].addresses == ()
 
 
-async def test_without_nftables_it_is_said_and_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposure_module, "_nft", lambda: None)
+async def test_without_nftables_it_is_said_and_nothing_waits(tmp_path: Path) -> None:
     said: list[str] = []
-    exposure = Exposure(node_id="t", memory=tmp_path / "g.json", changed=lambda: said.append("changed"))
+    exposure = Exposure(
+        node_id="t", memory=tmp_path / "g.json", changed=lambda: said.append("changed"), nft=lambda: None
+    )
     exposure.want([wide(0, 20_000)], "10.0.0.11")
     await applied(exposure)
     assert exposure.warnings() == (

@@ -14,6 +14,7 @@ from llmgw.agent.memory import Remembered
 from llmgw.agent.presence import Presence, Rooms, Stray
 from llmgw.agent.shard import ShardRunner
 from llmgw.agent.supervisor import ENGINE, Ended, Running, SupervisorError
+from llmgw.agent.tasks import begin
 from llmgw.cluster.model import DesiredShard, Load, ObservedShard, ShardState
 from llmgw.link.messages import Desired
 
@@ -110,7 +111,7 @@ class Converge:
                 continue
             shard = wanted.get(shard_id)
             if shard is None or shard.generation != life.runner.generation:
-                life.ending = self._task(self._end(life), f"end of {shard_id}")
+                life.ending = begin(self._end(life), f"end of {shard_id}")
             elif isinstance(life.runner, Stray) and life.runner.observed.state is not ShardState.FAILED:
                 runner = ShardRunner(shard, self._rooms, self._report, pid=life.runner.observed.pid)
                 runner.take(shard)
@@ -132,7 +133,7 @@ class Converge:
         self._rooms.exposure.want(here, self._rooms.host())
 
     def _begin(self, runner: Presence, life: Coroutine[None, None, None]) -> None:
-        self._lives[runner.id] = Life(runner, self._task(life, f"shard {runner.id}"))
+        self._lives[runner.id] = Life(runner, begin(life, f"shard {runner.id}"))
 
     async def _end(self, life: Life) -> None:
         """Ends a shard's life; a newer generation of it begins only after that."""
@@ -158,11 +159,6 @@ class Converge:
                 except (SupervisorError, OSError) as error:
                     log.warning("what is left of a shard can't be removed", shard=end.shard_id, reason=str(error))
 
-    def _task(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(_say_crash)
-        return task
-
     # -- engines
 
     def _converge_engines(self) -> None:
@@ -176,8 +172,3 @@ class Converge:
 
 async def _over() -> None:
     """The life of a shard that nothing is done about, until the control plane has said what it wants."""
-
-
-def _say_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        log.error("a fault of the agent's own", task=task.get_name(), exc_info=error)

@@ -101,6 +101,11 @@ def _proper(addresses: Iterable[str]) -> list[str]:
     return found
 
 
+def find_nft() -> str | None:
+    """The program that sets packet filters; None where it is not installed."""
+    return shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin")
+
+
 class Exposure:
     """Keeps the table as it should be. Call from one event loop only."""
 
@@ -110,11 +115,13 @@ class Exposure:
         node_id: str,
         memory: Path,
         changed: Callable[[], None],
+        nft: Callable[[], str | None] = find_nft,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._table = f"llmgw-{node_id}"
         self._memory = memory
         self._changed = changed
+        self._nft = nft
         self._clock = clock
         self._named = _remembered(memory)
         self._shards: dict[str, DesiredShard] = {}
@@ -165,28 +172,29 @@ class Exposure:
                     await self._due.wait()
             except TimeoutError:
                 # Somebody may have flushed it, and addresses may have grown old.
-                if self._script is not None and self._wanted() and not await self._stands():
+                if self._script is not None and self.openings() and not await self._stands():
                     log.warning("this node's table of packet filters was removed; it is put back", table=self._table)
                     self._script = None
             self._due.clear()
             await self._apply()
 
     def _look(self) -> None:
-        wanted = self._wanted()
+        wanted = self.openings()
         if self._script != ruleset(self._table, wanted) and (wanted or self._script is not None):
             self._applied.clear()
         if not wanted:
             self._say("")
         self._due.set()
 
-    def _wanted(self) -> tuple[Opening, ...]:
+    def openings(self) -> tuple[Opening, ...]:
+        """What is open to whom, by all that is known now."""
         if self._local:
             return ()
         oldest = self._clock() - GATEWAY_KEPT_S
         return openings(self._shards.values(), [name for name, at in self._named.items() if at >= oldest])
 
     async def _apply(self) -> None:
-        wanted = self._wanted()
+        wanted = self.openings()
         script = ruleset(self._table, wanted)
         if script != self._script:
             problem = await self._tell(script)
@@ -194,12 +202,12 @@ class Exposure:
             self._script = script if not (problem and wanted) else None
             self._say(problem if wanted else "")
         await asyncio.to_thread(self._remember)
-        if script == ruleset(self._table, self._wanted()):
+        if script == ruleset(self._table, self.openings()):
             self._applied.set()
 
     async def _tell(self, script: str) -> str:
         """Empty, or why it could not be done."""
-        nft = _nft()
+        nft = self._nft()
         if nft is None:
             return "nftables is not installed here (`apt-get install nftables`)"
         file = self._memory.with_suffix(".nft")
@@ -216,7 +224,7 @@ class Exposure:
         return f"nft {ending(ended.status)}" + (f": {lines[0][:200]}" if lines else "")
 
     async def _stands(self) -> bool:
-        nft = _nft()
+        nft = self._nft()
         if nft is None:
             return False
         try:
@@ -249,7 +257,3 @@ def _remembered(path: Path) -> dict[str, float]:
         return {str(name): float(at) for name, at in found.items()} if isinstance(found, Mapping) else {}
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def _nft() -> str | None:
-    return shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin")

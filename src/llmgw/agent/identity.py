@@ -29,6 +29,7 @@ import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from llmgw.agent.fetch.disk import sync_folder
 from llmgw.pki.certificate import facts_of
 from llmgw.pki.chain import Chain, belongs_to, certificates_of
 from llmgw.pki.files import CERT_MODE, KEY_MODE, replace
@@ -132,7 +133,7 @@ class IdentityStore:
             key = new_key()
             path.parent.mkdir(mode=0o700, exist_ok=True)
             replace(path, pem_of_key(key), KEY_MODE)
-            _sync(self.directory)
+            sync_folder(self.directory)
             return key
 
     def has_key_for(self, purpose: str) -> bool:
@@ -221,7 +222,7 @@ class IdentityStore:
         draft.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
-        _sync(self.directory)
+        sync_folder(self.directory)
 
     def _point_at(self, folder: Path) -> None:
         current = self.directory / CURRENT
@@ -285,20 +286,12 @@ def _point(link: Path, target: Path) -> None:
     draft = _gone(link.with_name(f".{link.name}.new"))
     draft.symlink_to(target)
     draft.replace(link)
-    _sync(link.parent)
+    sync_folder(link.parent)
 
 
 def _gone(path: Path) -> Path:
     path.unlink(missing_ok=True)
     return path
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from llmgw.agent.install.program import Program, simulator
 from llmgw.agent.install.recipes import Recipes
 from llmgw.agent.install.running import runs_from
 from llmgw.agent.install.version import Rooms, VersionKeeper
+from llmgw.agent.tasks import begin
 from llmgw.cluster.catalog import BuildKind, EngineName, EngineSpec
 from llmgw.cluster.model import EngineOnNode, EngineState, Inventory
 
@@ -184,9 +185,7 @@ class Installer:
                 self._start(keeper, keeper.keep())
 
     def _start(self, keeper: Keeper, life: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(life, name=f"{keeper.name} {keeper.version}")
-        task.add_done_callback(_say_crash)
-        self._tasks[keeper] = task
+        self._tasks[keeper] = begin(life, f"{keeper.name} {keeper.version}")
 
     def _stop(self, keeper: Keeper) -> None:
         task = self._tasks.pop(keeper)
@@ -255,10 +254,9 @@ class Installer:
         if keeper is None or keeper in self._tasks or keeper.seen_to or keeper.program is not None:
             return
         if keeper.state is not None and keeper.state.state is not EngineState.FAILED:
-            probe = asyncio.get_running_loop().create_task(keeper.probe([found]), name=f"proof of {found.folder.name}")
+            probe = begin(keeper.probe([found]), f"proof of {found.folder.name}")
             self._probes.add(probe)
             probe.add_done_callback(self._probes.discard)
-            probe.add_done_callback(_say_crash)
 
     async def _drop_downloads(self) -> None:
         """Parts of files stay for as long as an attempt may go on from them."""
@@ -291,8 +289,3 @@ class Installer:
 
     def _changed(self) -> None:
         self._report(self.states)
-
-
-def _say_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        log.error("a fault of the agent's own", task=task.get_name(), exc_info=error)
