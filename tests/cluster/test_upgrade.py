@@ -127,7 +127,7 @@ def test_an_engine_is_upgraded_under_load_and_gone_back_from(lab: Lab, llama: tu
         eventually(lambda: lab.events("engine.rolled-back"), "it is gone back from by itself", WITHIN_S)
         (said,) = lab.events("engine.rolled-back")
         assert "llamacpp is rolled back from b10004 to b10002" in said["words"]
-        assert "no such tensor" in said["words"]
+        assert "no such tensor" in said["words"], said["words"]
         eventually(lambda: run_on(lab, "b10002"), "all serve on the version before", WITHIN_S)
         asked = load.answered
         eventually(lambda: load.answered > asked + 3, "requests are still answered", 60)

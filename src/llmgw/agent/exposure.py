@@ -131,6 +131,8 @@ class Exposure:
         self._applied.set()
         self._script: str | None = None
         """What the kernel was told last; None: not known."""
+        self._stands = False
+        """There may be a table in the kernel."""
         self.problem = ""
         """Why engines here are open to everybody, in words; empty: they are not."""
 
@@ -172,7 +174,7 @@ class Exposure:
                     await self._due.wait()
             except TimeoutError:
                 # Somebody may have flushed it, and addresses may have grown old.
-                if self._script is not None and self.openings() and not await self._stands():
+                if self._script is not None and self.openings() and not await self._is_there():
                     log.warning("this node's table of packet filters was removed; it is put back", table=self._table)
                     self._script = None
             self._due.clear()
@@ -180,7 +182,7 @@ class Exposure:
 
     def _look(self) -> None:
         wanted = self.openings()
-        if self._script != ruleset(self._table, wanted) and (wanted or self._script is not None):
+        if self._script != ruleset(self._table, wanted) and (wanted or self._stands):
             self._applied.clear()
         if not wanted:
             self._say("")
@@ -197,9 +199,11 @@ class Exposure:
         wanted = self.openings()
         script = ruleset(self._table, wanted)
         if script != self._script:
+            self._stands = self._stands or bool(wanted)
             problem = await self._tell(script)
             # Without shards there is nothing to guard, and nothing to try again.
             self._script = script if not (problem and wanted) else None
+            self._stands = bool(wanted) or bool(problem and self._stands)
             self._say(problem if wanted else "")
         await asyncio.to_thread(self._remember)
         if script == ruleset(self._table, self.openings()):
@@ -223,7 +227,7 @@ class Exposure:
             return "only root may set packet filters, and the agent does not run as root"
         return f"nft {ending(ended.status)}" + (f": {lines[0][:200]}" if lines else "")
 
-    async def _stands(self) -> bool:
+    async def _is_there(self) -> bool:
         nft = self._nft()
         if nft is None:
             return False
