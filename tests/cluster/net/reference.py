@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,15 @@ def nodes_of(replica: dict[str, Any]) -> list[str]:
     return [placement["node"] for placement in replica["placements"]]
 
 
-def tables(lab: NetLab) -> list[tuple[int, int]]:
-    """Every routing table that the gateway took up, in order: its version, and how many replicas it names."""
+def tables(lab: NetLab) -> list[tuple[datetime, int]]:
+    """Every routing table that the gateway took up, in order: when, and how many replicas it names."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", (lab.root / "state" / "gateway.log").read_text())
     rows = [line for line in text.splitlines() if "routing table" in line and "version=" in line]
-    return [(int(re.search(r"version=(\d+)", row)[1]), int(re.search(r"replicas=(\d+)", row)[1])) for row in rows]  # type: ignore[index]
+    times = [re.search(r"\d{4}-\d\d-\d\dT[\d:.]+Z", row) for row in rows]
+    return [
+        (datetime.fromisoformat(at[0]), int(re.search(r"replicas=(\d+)", row)[1]))  # type: ignore[index]
+        for at, row in zip(times, rows, strict=True)
+    ]
 
 
 def drained(lab: NetLab, node: str, within_s: float = 90) -> dict[str, Any]:
