@@ -28,10 +28,8 @@ def held() -> tuple[int, int]:
 class Mallinfo(ctypes.Structure):
     """``struct mallinfo2`` of the C library."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    )
+    # arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (*"0123", "hblkhd", *"56", "uordblks", *"89"))
 
 
 def in_use_bytes() -> int:
