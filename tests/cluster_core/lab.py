@@ -46,6 +46,7 @@ class Engine:
 
     asked: DesiredShard
     state: ShardState = ShardState.PREPARING
+    port_taken: bool = False
 
 
 @dataclass
@@ -108,6 +109,8 @@ class Lab:
         self.muted: set[str] = set()
         self.broken: Callable[[DesiredShard], bool] = lambda shard: False
         """Shards whose engine ends while it starts."""
+        self.taken: Callable[[DesiredShard], bool] = lambda shard: False
+        """Shards whose port is something else's."""
         self.slow: Callable[[DesiredShard], bool] = lambda shard: False
         """Shards whose engine goes on loading."""
         self.notes: list[Note] = []
@@ -344,6 +347,8 @@ class Lab:
         before = engine.state
         if engine.state is ShardState.PREPARING and engine.asked.go:
             engine.state = ShardState.STARTING
+        elif engine.state is ShardState.STARTING and self.taken(engine.asked):
+            engine.state, engine.port_taken = ShardState.FAILED, True
         elif engine.state is ShardState.STARTING and self.broken(engine.asked):
             engine.state = ShardState.FAILED
         elif engine.state is ShardState.STARTING and not self.slow(engine.asked):
@@ -385,6 +390,7 @@ class Lab:
 
 def _seen(engine: Engine) -> ObservedShard:
     ready = engine.state is ShardState.READY and engine.asked.rank == 0
+    failed = engine.state is ShardState.FAILED and not engine.port_taken
     return ObservedShard(
         id=engine.asked.id,
         generation=engine.asked.generation,
@@ -392,6 +398,7 @@ def _seen(engine: Engine) -> ObservedShard:
         since=NOW.wall_s,
         why=f"{engine.state.value} here",
         endpoint=f"10.0.0.1:{engine.asked.placement.port}" if ready else None,
-        exit=Exit(status=1, last_lines=("no such layer",)) if engine.state is ShardState.FAILED else None,
+        exit=Exit(status=1, last_lines=("no such layer",)) if failed else None,
+        port_taken=engine.port_taken,
         prepared=engine.state is ShardState.PREPARING,
     )

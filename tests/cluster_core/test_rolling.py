@@ -126,6 +126,29 @@ def test_more_pipeline_stages_are_built_beside_what_serves() -> None:
     assert set(nodes_of(new)).isdisjoint(nodes_of(old))
 
 
+def test_ports_that_something_else_holds_say_nothing_of_what_is_rolled_out() -> None:
+    """However many there are in a row, and however the failures of the thing itself are counted after them."""
+    lab = serving(replicas=1)
+    held = {lab.ready()[0].placements[0].port + 100 * block for block in range(1, 6)}
+    lab.taken = lambda shard: shard.placement.port in held
+    failed: list[int] = []
+
+    def once_more(shard: DesiredShard) -> bool:
+        """Fails twice, once it has got a port."""
+        if new_ones(shard) and len(failed) < 2:
+            failed.append(shard.placement.port)
+            return True
+        return False
+
+    lab.broken = once_more
+    lab.edit(model("m", NEW, replicas=1))
+    lab.run()
+    assert contexts(lab) == [4096]
+    assert len(failed) == 2
+    assert held.isdisjoint(failed)
+    assert lab.told("roll.given-up") == []
+
+
 def test_one_that_does_not_become_ready_is_given_up_and_the_old_ones_serve_on() -> None:
     lab = serving()
     before = [replica.id for replica in lab.ready()]

@@ -254,7 +254,9 @@ def _fail(step: Step, replica: Replica, rank: int, shard: ObservedShard | None, 
         return
     has_ended = shard is None or shard.state in ENDED
     ended = shard.exit if shard is not None else None
-    failures = replica.failures + 1
+    taken_port = replica.placements[rank].port if shard is not None and shard.port_taken else 0
+    in_a_row = bool(taken_port) == bool(replica.taken_port)
+    failures = replica.failures + 1 if in_a_row else 1
     failed = replace(
         moved(replica, ReplicaState.FAILED, why, step.now),
         endpoint=None,
@@ -262,7 +264,7 @@ def _fail(step: Step, replica: Replica, rank: int, shard: ObservedShard | None, 
         failures=failures,
         retry_at=step.now.wall_s + backoff_s(failures),
         last_exit=(ended or Exit()) if has_ended else replica.last_exit,
-        taken_port=replica.placements[rank].port if shard is not None and shard.port_taken else 0,
+        taken_port=taken_port,
     )
     step.put(failed)
     wait = f"; its next generation is started in {backoff_s(failures):g} s at the earliest"
