@@ -272,6 +272,18 @@ def test_a_taken_port_moves_on_to_the_next_block_and_round() -> None:
     assert ports == [20000, 20100, 20200, 20000, 20100]
 
 
+def test_a_failure_of_another_kind_does_not_lead_back_to_a_taken_port() -> None:
+    state = failed(ready(cluster([node("n1")], [model()])), port_taken=True)
+    now = later(60)
+    state = settled(heard(with_node(state, "n1", shards=()), now), now)
+    assert only(state).placements[0].port == 20100
+    state = failed(ready(state, now), now)
+    now = later(60, now)
+    state = settled(heard(with_node(state, "n1", shards=()), now), now)
+    assert only(state).placements[0].port == 20100
+    assert only(state).failures == 2
+
+
 def test_other_failures_keep_the_block() -> None:
     state = failed(ready(cluster([node("n1")], [model()])))
     state = settled(with_node(state, "n1", shards=()), later(5))

@@ -127,26 +127,38 @@ def test_more_pipeline_stages_are_built_beside_what_serves() -> None:
 
 
 def test_ports_that_something_else_holds_say_nothing_of_what_is_rolled_out() -> None:
-    """However many there are in a row, and however the failures of the thing itself are counted after them."""
+    """However many there are, and not even between the failures of the thing itself."""
     lab = serving(replicas=1)
-    held = {lab.ready()[0].placements[0].port + 100 * block for block in range(1, 6)}
+    held = {lab.ready()[0].placements[0].port + 100 * block for block in (1, 2, 3, 4, 6)}
     lab.taken = lambda shard: shard.placement.port in held
-    failed: list[int] = []
+    tried: list[int] = []
 
-    def once_more(shard: DesiredShard) -> bool:
-        """Fails twice, once it has got a port."""
-        if new_ones(shard) and len(failed) < 2:
-            failed.append(shard.placement.port)
-            return True
-        return False
+    def once(shard: DesiredShard) -> bool:
+        if not new_ones(shard) or tried:
+            return False
+        tried.append(shard.placement.port)
+        held.add(shard.placement.port)
+        return True
 
-    lab.broken = once_more
+    lab.broken = once
     lab.edit(model("m", NEW, replicas=1))
     lab.run()
     assert contexts(lab) == [4096]
-    assert len(failed) == 2
-    assert held.isdisjoint(failed)
+    assert held.isdisjoint(replica.placements[0].port for replica in lab.ready())
+    assert len(tried) == 1
     assert lab.told("roll.given-up") == []
+
+
+def test_one_without_any_port_is_given_up_in_the_end() -> None:
+    lab = Lab([node("n1", gpus=2, ports="20000-20499")], [model("m", OLD)])
+    lab.run()
+    serves = lab.ready()[0].placements[0].port
+    lab.taken = lambda shard: shard.placement.port != serves
+    lab.edit(model("m", NEW))
+    lab.run()
+    assert contexts(lab) == [None]
+    (words,) = lab.told("roll.given-up")
+    assert "failed 3 times in a row" in words
 
 
 def test_one_that_does_not_become_ready_is_given_up_and_the_old_ones_serve_on() -> None:

@@ -68,9 +68,7 @@ def test_from_one_build_to_another_under_load(
         lab.write(models, "{llamacpp: {version: b10092, source: index}}")
         lab.reload()
         eventually(lambda: run_on(lab, "b10092"), "both were rolled over", 600)
-        figures.add(
-            "llama.cpp from b10068 to b10092, two replicas", f"{time.monotonic() - began:.1f} s"
-        )
+        figures.add("llama.cpp from b10068 to b10092, two replicas", f"{time.monotonic() - began:.1f} s")
         before = load.answered
         eventually(lambda: load.answered > before + 20, "requests are answered by the new one", 60)
     assert load.failed == []

@@ -349,7 +349,8 @@ class Replica:
     restarts: int = 0
     """Generations that ended by themselves, ever."""
     failures: int = 0
-    """Failures in a row since it was last ready for long; decides the backoff."""
+    """Failures in a row since it was last ready for long; decides the backoff. Ports that are taken are one of them
+    each time that all have been tried."""
     retry_at: float | None = None
     """Wall-clock time before which no new generation is placed."""
     number: int = 0
@@ -361,7 +362,8 @@ class Replica:
     previous: tuple[Placement, ...] = ()
     """Placements of the last generation once it has ended: the next one prefers the same node."""
     taken_port: int = 0
-    """Block of ports that the last generation found taken; the next one moves on. 0: none."""
+    """The last block of ports that was found taken since it was last ready for long; the next generation takes one
+    above it. 0: none."""
     last_exit: Exit | None = None
     fabric: str | None = None
     """The fabric that its nodes share; None where it runs on one node."""

@@ -255,8 +255,9 @@ def _fail(step: Step, replica: Replica, rank: int, shard: ObservedShard | None, 
     has_ended = shard is None or shard.state in ENDED
     ended = shard.exit if shard is not None else None
     taken_port = replica.placements[rank].port if shard is not None and shard.port_taken else 0
-    in_a_row = bool(taken_port) == bool(replica.taken_port)
-    failures = replica.failures + 1 if in_a_row else 1
+    # The next try is on other ports: only once all have been tried is it one more failure of the thing itself.
+    goes_on = taken_port > replica.taken_port
+    failures = max(replica.failures, 1) if goes_on else replica.failures + 1
     failed = replace(
         moved(replica, ReplicaState.FAILED, why, step.now),
         endpoint=None,
@@ -264,7 +265,7 @@ def _fail(step: Step, replica: Replica, rank: int, shard: ObservedShard | None, 
         failures=failures,
         retry_at=step.now.wall_s + backoff_s(failures),
         last_exit=(ended or Exit()) if has_ended else replica.last_exit,
-        taken_port=taken_port,
+        taken_port=taken_port or replica.taken_port,
     )
     step.put(failed)
     wait = f"; its next generation is started in {backoff_s(failures):g} s at the earliest"

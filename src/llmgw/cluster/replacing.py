@@ -11,7 +11,7 @@ from llmgw.cluster.lifecycle import RUNNING, is_live, stands, start_draining, st
 from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
 from llmgw.cluster.moves import carry_on
 from llmgw.cluster.rolling import give_up, reason, roll
-from llmgw.cluster.starting import specs_beside, times_given_up
+from llmgw.cluster.starting import FAILURES_GIVEN_UP, specs_beside
 from llmgw.cluster.step import Step
 
 
@@ -49,7 +49,7 @@ def _carry_over(turn: Round, new: Replica) -> None:
         start_draining(step, old, f"{new.id} is ready in its place ({_why_goes(step, old, drains)})")
     elif old.state not in RUNNING and new.state in RUNNING and (drains or not new.failures):
         start_draining(step, old, f"it has ended, and {new.id} takes over from it")
-    elif times_given_up(new):
+    elif new.failures >= FAILURES_GIVEN_UP:
         words = f"{new.id} failed {new.failures} times in a row: {new.why}"
         turn.given_up[old.id] = new.id, words
         give_up(step, old, new, words)

@@ -67,14 +67,8 @@ def specs_in_place(where: Cluster | Step, replica: Replica, ready: ReadyOn) -> t
     if not proved and ready.ran(replica.model, spares) and (not own or (own[0] is spec and replica.failures)):
         first = [spares]
     chosen = _distinct([spec, *own, spares] if proved else [*first, spec, spares])
-    turn = times_given_up(replica) % len(chosen)
+    turn = replica.failures // FAILURES_GIVEN_UP % len(chosen)
     return (*chosen[turn:], *chosen[:turn])
-
-
-def times_given_up(replica: Replica) -> int:
-    """How many times over it has failed as often as anything is tried. A port that is taken says nothing of what would
-    have listened there: the next try has another one."""
-    return 0 if replica.taken_port else replica.failures // FAILURES_GIVEN_UP
 
 
 class ReadyOn:
