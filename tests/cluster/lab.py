@@ -26,9 +26,10 @@ from llmgw.pki.authority import Authority
 T = TypeVar("T")
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_FIRST = 20000 + _WORKER % 4 * 3000 + os.getppid() % 3 * 1000
+_FIRST = 22000 + _WORKER % 4 * 2000 + os.getppid() % 2 * 1000
 ENGINE_PORTS = f"{_FIRST}-{_FIRST + 999}"
-"""Of this run's own: a port that another run's engine holds would count as a restart."""
+"""Of this run's own, and not where agents begin by themselves: a port that another engine holds would count as a
+restart."""
 
 SIM = """\
 models:
