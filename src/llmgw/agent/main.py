@@ -30,6 +30,7 @@ from llmgw.agent.identity import IdentityStore
 from llmgw.agent.install import Installer
 from llmgw.agent.logs import LogReader
 from llmgw.agent.memory import ShardMemory
+from llmgw.agent.notify import Notify, pulse, standing
 from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.renewal import Renewal
@@ -67,8 +68,9 @@ class AgentRefused(Exception):
 class Agent:
     """Everything here runs on the agent's own loop; the stream has a loop and a thread of its own."""
 
-    def __init__(self, config: AgentConfig, inventory: Inventory) -> None:
+    def __init__(self, config: AgentConfig, inventory: Inventory, notify: Notify | None = None) -> None:
         self._config = config
+        self._notify = notify or Notify()
         self._loop = asyncio.get_running_loop()
         self._inventory = inventory
         self._engines: tuple[EngineOnNode, ...] = ()
@@ -150,6 +152,8 @@ class Agent:
                     # The certificate too: one that expired while the machine was off is made good before it is shown.
                     await asyncio.gather(self._look_at_vitals(), self._look_for_weights(), self.renewal.look())
             self.link.start()
+            # Now, and not once it is connected: a control plane that is away keeps no service from having started.
+            self._notify.ready(self._standing())
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self.converge.run()),
@@ -157,6 +161,7 @@ class Agent:
                     group.create_task(self.exposure.run()),
                     group.create_task(self.renewal.run()),
                     group.create_task(self._report()),
+                    group.create_task(pulse(self._notify, self.link.stuck_s, self._standing)),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
                     group.create_task(_every(LOOK_AT_LINKS_S, self._look_at_links)),
@@ -167,6 +172,7 @@ class Agent:
                 hangs = group.create_task(self._link_hangs())
                 await asyncio.wait([stopped, hangs], return_when=asyncio.FIRST_COMPLETED)
                 words = hangs.result() if hangs.done() else ""
+                self._notify.stopping(words or "ends; its engines go on")
                 for task in (*tasks, stopped, hangs):
                     task.cancel()
             if words:
@@ -262,6 +268,10 @@ class Agent:
                     "started anew; its engines go on"
                 )
 
+    def _standing(self) -> str:
+        link = self.link.state
+        return standing(link.connected, link.words, link.since, len(self.converge.shards()))
+
     # -- what is looked at again
 
     async def _probe_engines(self) -> None:
@@ -346,6 +356,7 @@ def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:
 
 async def serve(config: AgentConfig) -> None:
     """Runs an agent until SIGTERM or SIGINT. Raises AgentRefused."""
+    notify = Notify.take_from(os.environ)
     for folder, key in ((config.weights_dir, "weights_dir"), (config.supervisor.work_dir, "supervisor.work_dir")):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -365,7 +376,7 @@ async def serve(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        await Agent(config, inventory).run(stop)
+        await Agent(config, inventory, notify).run(stop)
     except IdentityError as error:
         gone = isinstance(error.__cause__, FileNotFoundError)
         anew = f". Where it is lost: {_new_identity(config)} makes it anew" if gone else ""

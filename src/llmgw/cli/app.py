@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llmgw.cli import join
+from llmgw.cli import join, service
 from llmgw.cli.ctl import ctl
 from llmgw.cli.sim import CONTEXT_SETTINGS as SIM_SETTINGS
 from llmgw.cli.sim import sim
@@ -95,6 +95,7 @@ def agent_discover(
 
 
 join.register(agent_app)
+service.register(agent_app)
 app.add_typer(agent_app, name="agent")
 app.add_typer(ctl, name="ctl")
 
