@@ -9,9 +9,10 @@ import typer
 
 from llmgw.cli import join, service
 from llmgw.cli.ctl import ctl
+from llmgw.cli.node import node_app
 from llmgw.cli.sim import CONTEXT_SETTINGS as SIM_SETTINGS
 from llmgw.cli.sim import sim
-from llmgw.version import VERSION
+from llmgw.version import version as this_version
 
 app = typer.Typer(
     name="llmgw",
@@ -38,7 +39,7 @@ def root(
     ] = False,
 ) -> None:
     if version:
-        print(f"llmgw v{VERSION}")
+        print(f"llmgw {this_version().text}")
         raise typer.Exit
 
 
@@ -98,6 +99,7 @@ join.register(agent_app)
 service.register(agent_app)
 app.add_typer(agent_app, name="agent")
 app.add_typer(ctl, name="ctl")
+app.add_typer(node_app, name="node")
 
 
 @app.command()
