@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import secrets
 import signal
@@ -356,6 +357,8 @@ def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:
 
 async def serve(config: AgentConfig) -> None:
     """Runs an agent until SIGTERM or SIGINT. Raises AgentRefused."""
+    # Whoever kills a frozen agent by SIGABRT, as service managers do, finds in its log where each thread stood.
+    faulthandler.enable()
     notify = Notify.take_from(os.environ)
     for folder, key in ((config.weights_dir, "weights_dir"), (config.supervisor.work_dir, "supervisor.work_dir")):
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.service import systemd
-from llmgw.agent.service.systemd import UNIT, UNIT_FILE, ServiceRefused
+from llmgw.agent.service.systemd import DROP_INS, UNIT, UNIT_FILE, ServiceRefused
 from llmgw.agent.service.unit import MARK, unit
 from llmgw.config import ConfigError, load_agent
 
@@ -42,10 +42,9 @@ def install(
     if before.loaded == "masked":
         raise ServiceRefused(f"{UNIT} is masked on this machine: `systemctl unmask {UNIT}`, and install it again")
     done = _write(unit_file, unit(binary, config))
-    changed = bool(done)
-    if changed or systemd.state().needs_reload:
+    changed = bool(done) or before.needs_reload
+    if changed:
         systemd.run("daemon-reload")
-        changed = True
     if before.enabled != "enabled":
         systemd.run("enable", UNIT)
         done.append(f"enabled {UNIT}: it starts with the machine")
@@ -164,13 +163,14 @@ def _put(path: Path, text: str) -> None:
 
 def _why_anew(before: systemd.State, binary: Path, config: Path, *, changed: bool, asked: bool) -> str:
     """Why the agent is started, as the beginning of a sentence; empty where it may go on as it is."""
-    if before.pid == 0 or not before.runs:
+    if before.pid == 0 or before.active != "active":
         return "started the agent"
     again = "started the agent anew (its engines went on)"
     if changed:
         return f"{again}: its unit had changed"
     started_at = systemd.started_at(before.pid)
-    for path, what in ((binary, "its binary"), (config, "its file")):
+    drop_ins = [(path, "a drop-in of its unit") for path in sorted(DROP_INS.glob("*.conf"))]
+    for path, what in ((binary, "its binary"), (config, "its file"), *drop_ins):
         # Where the clocks leave a doubt it is started: that costs its engines nothing.
         if path.stat().st_ctime >= started_at - 1:
             return f"{again}: {what} had changed"
@@ -178,6 +178,7 @@ def _why_anew(before: systemd.State, binary: Path, config: Path, *, changed: boo
 
 
 def _start(done: list[str]) -> None:
+    systemd.run("daemon-reload")  # systemd does not see by itself that there is a first drop-in
     ended = systemd.attempt("restart", UNIT, limit_s=systemd.START_S)
     if ended.returncode == 0:
         return

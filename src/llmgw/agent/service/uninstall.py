@@ -126,6 +126,8 @@ def _remove_unit(path: Path, text: str) -> list[str]:
         path.unlink(missing_ok=True)
         done.append(f"disabled it, and removed {path}")
     systemd.run("daemon-reload")
+    with suppress(OSError):
+        DEFAULT_WORK_DIR.rmdir()  # systemd makes it; another may be in use, and then it is empty
     systemd.attempt("reset-failed", UNIT)  # it knows it no more, or there is nothing to forget
     if DROP_INS.is_dir():
         done.append(f"{DROP_INS} is kept: it is somebody's own; rm -r {shlex.quote(str(DROP_INS))} removes it")
