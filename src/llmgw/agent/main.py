@@ -36,6 +36,7 @@ from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.renewal import Renewal
 from llmgw.agent.supervisor import Supervisor, SupervisorError
+from llmgw.agent.supervisor.engine_user import ENGINE_USER
 from llmgw.agent.weights import WeightStore
 from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
@@ -55,7 +56,6 @@ FIRST_LOOK_S = 5.0
 """How long the start waits for the weights to be looked at; what is found later is said later."""
 LINK_STUCK_S = 60.0
 """A stream whose thread has stood still for this long stands still for good: the agent ends, and is begun anew."""
-ENGINE_USER = "llmgw-engine"
 IDENTITY = "identity"
 """In the work directory: where certificates are kept that the agent renews."""
 

@@ -26,7 +26,7 @@ def install(
 ) -> None:
     """Have systemd run the agent: write its unit, enable it, start it. What is in order already is left alone."""
     from llmgw.agent.service import ServiceRefused
-    from llmgw.agent.service import install as put_in_place
+    from llmgw.agent.service.install import install as put_in_place
 
     if restart and not start:
         raise typer.BadParameter("--no-start and --restart ask for opposites", param_hint="--restart")
@@ -52,7 +52,7 @@ def uninstall(
 ) -> None:
     """Stop the agent and remove its unit; says what is left. Refused while engines run, unless told what of them."""
     from llmgw.agent.service import ServiceRefused
-    from llmgw.agent.service import uninstall as take_away
+    from llmgw.agent.service.uninstall import uninstall as take_away
     from llmgw.cluster.wording import size
 
     if stop_engines and leave_engines:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -53,6 +54,10 @@ class Service:
 
     def has_another_pid_than(self, pid: int) -> None:
         eventually(lambda: self.pid() not in (0, pid) and self.show("ActiveState") == "active", "another agent runs")
+
+    def lab_shard(self) -> str:
+        (folder,) = (self.work_dir / "processes").iterdir()
+        return unquote(folder.name)
 
     def engine(self) -> int:
         """The pid of the one engine, within the node."""
@@ -156,6 +161,21 @@ def test_a_life(service: Service) -> None:
     assert f"pid {engine}, {service.engines()[0]}" in kept.stderr
     assert service.show("ActiveState") == "active"
 
+    # It is taken away without them, and put back, by a command that looks for the same file.
+    left = service.llmgw("agent", "uninstall", "--leave-engines")
+    assert left.returncode == 0, left.stderr
+    assert (
+        f"still running: {service.lab_shard()} (pid {engine}, {service.engines()[0]}); systemctl stop " in left.stdout
+    )
+    again = service.llmgw("agent", "uninstall", "--config", str(service.config))
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith(f"there is no {UNIT_FILE}: nothing to take away\nstill running: ")
+    assert service.install()[:2] == [f"wrote {UNIT_FILE}", f"enabled {UNIT}: it starts with the machine"]
+    adopted(service, engine)
+    pid = service.pid()
+    service.node.run("kill", "-HUP", str(pid))
+    service.has_another_pid_than(pid)
+
     gone = service.llmgw("agent", "uninstall", "--stop-engines")
     assert gone.returncode == 0, gone.stderr
     assert service.engines() == []
@@ -171,10 +191,6 @@ def test_a_life(service: Service) -> None:
     covered = tuple(path.lstrip("/") for path in (*told, str(service.lab.root), *USERS))
     assert "the user llmgw-engine" in gone.stdout
     assert [path for path in sorted(left) if not path.startswith(covered)] == []
-
-    again = service.llmgw("agent", "uninstall", "--config", str(service.config))
-    assert again.returncode == 0
-    assert again.stdout.startswith(f"there is no {UNIT_FILE}: nothing to take away\n")
 
 
 def adopted(service: Service, engine: int) -> None:

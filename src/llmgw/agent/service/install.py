@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.agent.service import systemd
-from llmgw.agent.service.systemd import DROP_INS, UNIT, UNIT_FILE, ServiceRefused
-from llmgw.agent.service.unit import MARK, unit
+from llmgw.agent.service import systemd, unit_file
+from llmgw.agent.service.systemd import DROP_INS, UNIT, ServiceRefused
+from llmgw.agent.service.unit import unit
 from llmgw.config import ConfigError, load_agent
 
 USUAL_BINARY = Path("/usr/local/bin/llmgw")
@@ -27,9 +27,7 @@ class Installed:
     pid: int
 
 
-def install(
-    config: Path, *, binary: Path | None = None, start: bool = True, restart: bool = False, unit_file: Path = UNIT_FILE
-) -> Installed:
+def install(config: Path, *, binary: Path | None = None, start: bool = True, restart: bool = False) -> Installed:
     """Write the unit, enable it, and have it running. Blocks until the agent has said that it started.
 
     It is started anew where its unit, its binary or its file changed since it was started, or with ``restart``.
@@ -41,7 +39,7 @@ def install(
     before = systemd.state()
     if before.loaded == "masked":
         raise ServiceRefused(f"{UNIT} is masked on this machine: `systemctl unmask {UNIT}`, and install it again")
-    done = _write(unit_file, unit(binary, config))
+    done = unit_file.put(unit(binary, config))
     changed = bool(done) or before.needs_reload
     if changed:
         systemd.run("daemon-reload")
@@ -116,49 +114,6 @@ def _version(binary: Path) -> str:
             f"{said.returncode}: {words}"
         )
     return version
-
-
-def _write(path: Path, text: str) -> list[str]:
-    """The unit, where it says something else so far; what was done. A stranger's is kept beside it."""
-    found = _text_of(path)
-    if found == text and not path.is_symlink():
-        return []
-    done = []
-    if (found is not None or path.is_symlink()) and not (found or "").startswith(MARK):
-        kept = path.with_name(f"{path.name}.replaced")
-        os.replace(path, kept)
-        done.append(f"the unit that somebody else had put there is at {kept} now")
-    try:
-        _put(path, text)
-    except OSError as error:
-        raise ServiceRefused(f"{path} can't be written: {error.strerror}") from error
-    return [*done, f"wrote {path}"]
-
-
-def _text_of(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ServiceRefused(f"{path} can't be read: {error.strerror}") from error
-
-
-def _put(path: Path, text: str) -> None:
-    """Whole or not at all: systemd may read it at any moment."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        draft.rename(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _why_anew(before: systemd.State, binary: Path, config: Path, *, changed: bool, asked: bool) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.exposure import find_nft
-from llmgw.agent.main import ENGINE_USER, IDENTITY
+from llmgw.agent.service import unit_file
+from llmgw.agent.supervisor.engine_user import ENGINE_USER
 from llmgw.config import AgentConfig
 from llmgw.process.account import account
 from llmgw.process.errors import StartError
@@ -32,16 +33,16 @@ class Left:
     remove: str
 
 
-def left_behind(config: Path, work_dir: Path, read: AgentConfig | None, unit_file: Path) -> tuple[Left, ...]:
+def left_behind(config: Path, work_dir: Path, read: AgentConfig | None) -> tuple[Left, ...]:
     """In the order in which it is removed. Walks through the folders, so it may take a while."""
     weights = read.weights_dir if read is not None else WEIGHTS_DIR
     engines = read.engines_dir if read is not None else ENGINES_DIR
     found = [
         *_folder(engines, "engines"),
         *_folder(weights, "weights"),
-        *_folder(work_dir, f"its state: certificates and keys ({IDENTITY}/), what engines wrote, downloads"),
+        *_folder(work_dir, "its state: certificates and keys (identity/), what engines wrote, downloads"),
         *_file(config, "its file"),
-        *_file(unit_file.with_name(f"{unit_file.name}.replaced"), "the unit that was there before it"),
+        *_file(unit_file.kept_as(), "the unit that was there before it"),
         *_folder(RELEASES_DIR, "llmgw itself, unpacked"),
         *_trusted(),
         *_table(read),

@@ -13,7 +13,7 @@ UNIT = "llmgw-agent.service"
 UNIT_FILE = Path("/etc/systemd/system") / UNIT
 DROP_INS = UNIT_FILE.with_name(f"{UNIT}.d")
 
-_RUNNING = Path("/run/systemd/system")
+RUNNING = Path("/run/systemd/system")
 _COMMAND_S = 60.0
 START_S = 330.0
 """For what waits until the agent has started: a little longer than its unit lets it take."""
@@ -41,9 +41,9 @@ class State:
 
 def check_here(what: str, command: str) -> None:
     """Refuses in words where there is no systemd, or no right to change what it runs."""
-    if not _RUNNING.is_dir():
+    if not RUNNING.is_dir():
         raise ServiceRefused(
-            f"systemd does not run this machine ({_RUNNING} is not there), so there is nothing to {what}; "
+            f"systemd does not run this machine ({RUNNING} is not there), so there is nothing to {what}; "
             "have whatever manages services here run `llmgw agent --config FILE`"
         )
     if os.geteuid() != 0:

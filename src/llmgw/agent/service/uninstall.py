@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.joining import DEFAULT_WORK_DIR
-from llmgw.agent.service import systemd
+from llmgw.agent.service import systemd, unit_file
 from llmgw.agent.service.left import Left, left_behind
 from llmgw.agent.service.systemd import DROP_INS, UNIT, UNIT_FILE, ServiceRefused
 from llmgw.agent.service.unit import MARK, config_of
@@ -43,28 +43,27 @@ class Running:
         return f"{self.shard} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
 
 
-def uninstall(
-    config: Path | None, *, stop_engines: bool = False, leave_engines: bool = False, unit_file: Path = UNIT_FILE
-) -> Uninstalled:
+def uninstall(config: Path | None, *, stop_engines: bool = False, leave_engines: bool = False) -> Uninstalled:
     """Stop and disable the service, and remove its unit. ``config`` None: the file that the unit names.
 
     Raises ServiceRefused in words; where engines run and neither was said, before anything was changed.
     """
     systemd.check_here("uninstall", "llmgw agent uninstall")
-    text = _unit_text(unit_file)
+    text = unit_file.read()
     config = config or config_of(text) or DEFAULT_CONFIG
     read, note = _read(config)
     work_dir = read.supervisor.work_dir if read is not None else DEFAULT_WORK_DIR
     engines = tuple(running(work_dir))
-    if engines and not (stop_engines or leave_engines):
+    there = unit_file.is_there() or systemd.state().runs
+    if there and engines and not (stop_engines or leave_engines):
         raise ServiceRefused(_engines_run(engines))
     done = [note] if note else []
-    done += _remove_unit(unit_file, text)
+    done += _remove_unit(text) if there else [f"there is no {UNIT_FILE}: nothing to take away"]
     if stop_engines:
         done += asyncio.run(_stop_all(work_dir, read))
     else:
-        done += [f"still running, as asked: {engine}; {_stop_by_hand(engine)}" for engine in engines]
-    return Uninstalled(tuple(done), left_behind(config, work_dir, read, unit_file))
+        done += [f"still running: {engine}; {_stop_by_hand(engine)}" for engine in engines]
+    return Uninstalled(tuple(done), left_behind(config, work_dir, read))
 
 
 def running(work_dir: Path) -> Iterator[Running]:
@@ -89,15 +88,6 @@ def _engines_run(engines: tuple[Running, ...]) -> str:
     )
 
 
-def _unit_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise ServiceRefused(f"{path} can't be read: {error.strerror}") from error
-
-
 def _read(config: Path) -> tuple[AgentConfig | None, str]:
     """The agent's file; without one that can be understood, the usual folders are looked at, and that is said."""
     try:
@@ -107,11 +97,9 @@ def _read(config: Path) -> tuple[AgentConfig | None, str]:
         return None, f"{config} {why}: the usual folders are looked at"
 
 
-def _remove_unit(path: Path, text: str) -> list[str]:
+def _remove_unit(text: str) -> list[str]:
     state = systemd.state()
-    there = path.exists() or path.is_symlink()
-    if not there and not state.runs:
-        return [f"there is no {path}: nothing to take away"]
+    there, path = unit_file.is_there(), UNIT_FILE
     if there and not text.startswith(MARK):
         raise ServiceRefused(
             f"{path} was not written by `llmgw agent install`: whoever put it there may need it. "

@@ -29,6 +29,8 @@ ExecStart={binary} agent --config {config}
 TimeoutStartSec=300
 Restart=on-failure
 RestartSec=2s
+# A hang-up would count as a good end. Whoever sends one wants its file read again: it is started anew.
+RestartForceExitStatus=SIGHUP
 # The agent's event loop gives signs of life, while it and the thread of its stream make progress. Without them it is
 # killed (where its threads stood goes to the journal) and started anew, and adopts its engines.
 WatchdogSec=60
