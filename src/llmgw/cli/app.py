@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llmgw.cli import join, service
+from llmgw.cli import join, node_provision, service
 from llmgw.cli.ctl import ctl
 from llmgw.cli.node import node_app
 from llmgw.cli.sim import CONTEXT_SETTINGS as SIM_SETTINGS
@@ -99,6 +99,7 @@ join.register(agent_app)
 service.register(agent_app)
 app.add_typer(agent_app, name="agent")
 app.add_typer(ctl, name="ctl")
+node_provision.register(node_app)
 app.add_typer(node_app, name="node")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
@@ -40,11 +41,17 @@ def run_shown(steps: Sequence[Step], within: AbstractAsyncContextManager[object]
     """Runs the steps inside of ``within``; the seconds of all. Ends the program with status 1 where one fails."""
 
     async def run() -> float:
+        task = asyncio.current_task()
+        assert task is not None
+        # As Ctrl-C does: what is half made is taken back before the end.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with within or nullcontext():
             return await run_course(steps, OnTerminal())
 
     try:
         return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
     except CourseFailed as failure:
         typer.echo(f"error: {failure.step}: {failure}", err=True)
         if failure.look:

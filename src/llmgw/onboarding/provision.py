@@ -49,7 +49,7 @@ class Provisioning:
     """One machine that is being made. ``steps`` are to be run in order, once."""
 
     def __init__(self, plan: Plan, proxmox: Proxmox) -> None:
-        self._plan = plan
+        self.plan = plan
         self._machine = plan.machine
         self._proxmox = proxmox
         self._key: HostKey = new_host_key()
@@ -75,7 +75,7 @@ class Provisioning:
         place = f"{machine.storage} and {machine.bridge}"
         return (
             Step(name=f"Look at what there is for {vm}", do=self._look, needs=f"Proxmox, {place}, a free address"),
-            Step(name=f"Have the image {self._plan.image.name}", do=self._bring, check=self._is_made),
+            Step(name=f"Have the image {self.plan.image.name}", do=self._bring, check=self._is_made),
             Step(name=f"Create {vm}", do=self._create, check=self._is_made, undo=self._remove),
             Step(name=f"Make its disk ({machine.disk_gib} GiB)", do=self._make_disk, check=self._is_made),
             Step(
@@ -117,7 +117,7 @@ class Provisioning:
                 self._passed = dict(await self._proxmox.pass_through(machine.gpus))
         except ProxmoxError as error:
             raise _failed(error) from error
-        if await taken(machine.host, self._plan.port):
+        if await taken(machine.host, self.plan.port):
             raise StepFailed(
                 f"some machine has the address {machine.host} already: two of one address are both out of reach",
                 look=f"ssh-keyscan {machine.host}",
@@ -185,7 +185,7 @@ class Provisioning:
 
     async def _bring(self, say: Say) -> None:
         try:
-            self._image = await self._proxmox.bring(await stated(self._plan.image), say)
+            self._image = await self._proxmox.bring(await stated(self.plan.image), say)
         except ImageRefused as error:
             raise StepFailed(str(error)) from error
         except ProxmoxError as error:
@@ -196,7 +196,7 @@ class Provisioning:
 
         async def once() -> None:
             try:
-                await self._proxmox.create(self._machine.vmid, options, self._plan.keys)
+                await self._proxmox.create(self._machine.vmid, options, self.plan.keys)
             except ProxmoxError as error:
                 if error.kind == "busy":
                     await self._remove()
@@ -219,7 +219,7 @@ class Provisioning:
         await self._patiently(lambda: self._proxmox.resize(vmid, DISK, f"{self._machine.disk_gib}G"), say)
 
     async def _write_seed(self, say: Say) -> None:
-        seed = seed_of(self._machine, self._plan.keys, self._dns, self._mac, self._key)
+        seed = seed_of(self._machine, self.plan.keys, self._dns, self._mac, self._key)
         image = seed_image(seed.files())
 
         async def once() -> None:
@@ -234,7 +234,7 @@ class Provisioning:
     async def _wait(self, say: Say) -> None:
         machine = self._machine
         try:
-            await wait_for(machine.host, self.host_key, limit_s=self._plan.wait_s, port=self._plan.port)
+            await wait_for(machine.host, self.host_key, limit_s=self.plan.wait_s, port=self.plan.port)
         except NoAnswer as error:
             raise StepFailed(
                 f"{error}. VM {machine.vmid} is left as it is: run the same command again to go on waiting, or remove "
@@ -242,9 +242,9 @@ class Provisioning:
                 look=self._proxmox.command("terminal", str(machine.vmid)),
             ) from error
         try:
-            await remember(machine.host, machine.name, self.host_key, self._plan.known_hosts)
+            await remember(machine.host, machine.name, self.host_key, self.plan.known_hosts)
         except (OSError, NoAnswer) as error:
-            say(f"its host key could not be written to {self._plan.known_hosts} ({error})")
+            say(f"its host key could not be written to {self.plan.known_hosts} ({error})")
 
     async def _finish(self, say: Say) -> None:
         options = {"description": finished(self._machine.name), CDROM: EMPTY_CDROM}
