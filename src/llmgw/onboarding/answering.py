@@ -19,12 +19,13 @@ class NoAnswer(Exception):
 
 
 async def taken(host: str, port: int = SSH_PORT) -> bool:
-    """Whether some machine has the address already: it accepts a connection, or refuses one."""
+    """Whether some machine has the address already and answers there by ssh.
+
+    A refusal says nothing: where a firewall is between, it is the firewall's.
+    """
     try:
         async with asyncio.timeout(_PEEK_S):
             _, writer = await asyncio.open_connection(host, port)
-    except ConnectionRefusedError:
-        return True
     except (OSError, TimeoutError):
         return False
     writer.close()
@@ -51,17 +52,18 @@ async def wait_for(host: str, public: str, *, limit_s: float, port: int = SSH_PO
             await asyncio.sleep(_RETRY_S)
 
 
-async def remember(host: str, name: str, public: str, known_hosts: Path) -> None:
+async def remember(host: str, name: str, public: str, known_hosts: Path, port: int = SSH_PORT) -> None:
     """Writes the key of a machine made just now into ``known_hosts``, in place of what was known of its address.
 
     Raises OSError.
     """
     known_hosts.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for known in (host, name):
+    names = [_named(known, port) for known in (host, name)]
+    for known in names:
         if known_hosts.exists():
             await _run("ssh-keygen", "-q", "-R", known, "-f", str(known_hosts))
     with known_hosts.open("a", encoding="utf-8") as file:
-        file.write(f"{host},{name} {public}\n")
+        file.write(f"{','.join(names)} {public}\n")
 
 
 async def _try(host: str, port: int, known: Path) -> str | None:

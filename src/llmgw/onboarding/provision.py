@@ -242,7 +242,7 @@ class Provisioning:
                 look=self._proxmox.command("terminal", str(machine.vmid)),
             ) from error
         try:
-            await remember(machine.host, machine.name, self.host_key, self.plan.known_hosts)
+            await remember(machine.host, machine.name, self.host_key, self.plan.known_hosts, self.plan.port)
         except (OSError, NoAnswer) as error:
             say(f"its host key could not be written to {self.plan.known_hosts} ({error})")
 

@@ -21,6 +21,7 @@ from tests.onboarding.proxmox.host import NODE, Host, PveError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ALL = ("VM.Allocate", "VM.Audit", "VM.Config", "VM.PowerMgmt", "Datastore.AllocateTemplate", "Datastore.AllocateSpace",
        "Sys.Audit", "Mapping.Use")  # fmt: skip
+MAY = web.RequestKey("may", tuple[str, ...])
 
 
 class Api:
@@ -85,10 +86,10 @@ class Api:
             raise PveError(f"no such token '{found[1].partition('!')[2]}' for user '{found[1].partition('!')[0]}'", 401)
         if token["secret"] != found[2]:
             raise PveError("invalid token value!", 401)
-        request["may"] = token.get("may", list(ALL))
+        request[MAY] = tuple(token.get("may", ALL))
 
     def _need(self, request: web.Request, privilege: str, path: str) -> None:
-        if privilege not in request["may"]:
+        if privilege not in request[MAY]:
             raise PveError(f"Permission check failed ({path}, {privilege})", 403)
 
     # -- what is asked

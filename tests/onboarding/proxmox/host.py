@@ -383,7 +383,7 @@ def install_programs(host: Host, folder: Path, python: str, root: Path) -> None:
     for program in ("qm", "pvesh", "pvesm"):
         path = folder / program
         path.write_text(
-            f"#!/bin/sh\nPYTHONPATH={root} PVE_STATE={host.folder} "
+            f"#!/bin/sh\nunset PYTHONDONTWRITEBYTECODE\nPYTHONPATH={root} PVE_STATE={host.folder} "
             f'exec {python} -S -m tests.onboarding.proxmox.programs {program} "$@"\n'
         )
         path.chmod(0o755)
