@@ -78,6 +78,7 @@ class Agent:
         self._probed = False
         self._engines_changed = asyncio.Event()
         self._dirty = asyncio.Event()
+        self._news = asyncio.Event()
         self._held: tuple[str, ...] = ()
         self._vitals: Vitals | None = None
         self._instance = secrets.token_hex(4)
@@ -129,7 +130,7 @@ class Agent:
             hello=lambda: self._on_loop(self._hello),
             vitals=lambda: self._vitals,
             on_frame=lambda frame: self._hop(lambda: self._take(frame)),
-            on_state=lambda state: None,
+            on_state=lambda state: self._hop(self._news.set),
             heartbeat_s=config.heartbeat_interval_s,
             reconnect_base_s=config.reconnect_base_s,
             reconnect_max_s=config.reconnect_max_s,
@@ -162,7 +163,7 @@ class Agent:
                     group.create_task(self.exposure.run()),
                     group.create_task(self.renewal.run()),
                     group.create_task(self._report()),
-                    group.create_task(pulse(self._notify, self.link.stuck_s, self._standing)),
+                    group.create_task(pulse(self._notify, self.link.stuck_s, self._standing, self._news)),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
                     group.create_task(_every(LOOK_AT_LINKS_S, self._look_at_links)),
@@ -238,6 +239,7 @@ class Agent:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
+            self._news.set()
             now = Observed(
                 epoch=0,
                 session=0,

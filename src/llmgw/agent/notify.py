@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 
 import structlog
 
@@ -99,12 +100,16 @@ class Notify:
             self._unheard = True
 
 
-async def pulse(notify: Notify, stuck_s: Callable[[], float], words: Callable[[], str]) -> None:
+async def pulse(
+    notify: Notify, stuck_s: Callable[[], float], words: Callable[[], str], news: asyncio.Event | None = None
+) -> None:
     """Gives signs of life from the loop that this runs on, for as long as the stream's thread works, too. Never ends.
 
     ``stuck_s``: for how long that thread has done nothing. A loop that stands still gives none by itself. Without
-    them the service manager kills the agent and starts it anew; it adopts its engines then.
+    them the service manager kills the agent and starts it anew; it adopts its engines then. ``news``: set when the
+    words may have changed, so that they are told at once.
     """
+    news = news or asyncio.Event()
     withheld = False
     while True:
         stands_s = stuck_s()
@@ -117,7 +122,10 @@ async def pulse(notify: Notify, stuck_s: Callable[[], float], words: Callable[[]
             withheld, words_now = False, words()
             notify.alive()
         notify.status(words_now)
-        await asyncio.sleep(notify.pause_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(notify.pause_s):
+                await news.wait()
+                news.clear()
 
 
 def standing(connected: bool, why: str, since: float, shards: int, *, now: float | None = None) -> str:

@@ -91,6 +91,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         shutil.rmtree(lab.root)
 
 
+@pytest.mark.timeout(300)  # some twenty programs are started, one after the other
 def test_a_life(service: Service) -> None:
     before = changed(service.node)
 
@@ -138,7 +139,7 @@ def test_a_life(service: Service) -> None:
     assert service.pid() == pid
     drop_in = service.node.root / f"etc/systemd/system/{UNIT}.d/quick.conf"
     drop_in.parent.mkdir()
-    drop_in.write_text("[Service]\nWatchdogSec=2\n")
+    drop_in.write_text("[Service]\nWatchdogSec=3\nRestartSec=100ms\n")
     assert service.install()[0].startswith(
         "started the agent anew (its engines went on): a drop-in of its unit had changed; "
     )
@@ -146,7 +147,7 @@ def test_a_life(service: Service) -> None:
     adopted(service, engine)
 
     # A frozen agent is killed, and its successor adopts.
-    pid = service.pid()
+    pid = eventually(service.pid, "it runs")
     service.node.run("kill", f"-{signal.SIGSTOP.value}", str(pid))
     service.has_another_pid_than(pid)
     journal = service.node.run("journalctl", f"--unit={UNIT}", "--output=cat", "--no-pager")
@@ -167,14 +168,8 @@ def test_a_life(service: Service) -> None:
     assert (
         f"still running: {service.lab_shard()} (pid {engine}, {service.engines()[0]}); systemctl stop " in left.stdout
     )
-    again = service.llmgw("agent", "uninstall", "--config", str(service.config))
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.startswith(f"there is no {UNIT_FILE}: nothing to take away\nstill running: ")
     assert service.install()[:2] == [f"wrote {UNIT_FILE}", f"enabled {UNIT}: it starts with the machine"]
     adopted(service, engine)
-    pid = service.pid()
-    service.node.run("kill", "-HUP", str(pid))
-    service.has_another_pid_than(pid)
 
     gone = service.llmgw("agent", "uninstall", "--stop-engines")
     assert gone.returncode == 0, gone.stderr
@@ -191,6 +186,36 @@ def test_a_life(service: Service) -> None:
     covered = tuple(path.lstrip("/") for path in (*told, str(service.lab.root), *USERS))
     assert "the user llmgw-engine" in gone.stdout
     assert [path for path in sorted(left) if not path.startswith(covered)] == []
+
+
+AS_ROOT = r"""
+set -e
+mkdir -p /root/p/DEBIAN /root/p/usr/bin
+printf 'Package: x-su\nVersion: 1\nArchitecture: all\nMaintainer: x <x@y>\nDescription: x\n' >/root/p/DEBIAN/control
+cp /bin/true /root/p/usr/bin/x-su; chmod 4755 /root/p/usr/bin/x-su
+printf '#!/bin/sh\nset -e\nuseradd --system x-user\nldconfig\nrunuser -u x-user -- true\n' >/root/p/DEBIAN/postinst
+chmod 755 /root/p/DEBIAN/postinst
+dpkg-deb --build /root/p /root/p.deb >/dev/null; dpkg --install /root/p.deb >/dev/null; echo package
+test -u /usr/bin/x-su; apt-get remove --yes x-su >/dev/null; echo removed
+unshare --mount mount -t tmpfs none /mnt; echo mounted
+python3 -c 'import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)'; echo netlink
+systemd-run --wait --pipe --quiet sh -c 'grep NoNewPrivs /proc/self/status'
+"""
+"""What an agent does, or has done, in its own unit: as package managers, trials of engines, packet filters and units
+need it."""
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg")
+def test_hardening_leaves_the_agent_what_it_needs(service: Service) -> None:
+    not_here = ("Exec", "Type=", "Notify", "Restart", "Watchdog", "StateDirectory", "Timeout", "KillMode", "Limit")
+    lines = unit(BINARY, service.config).split("[Service]\n")[1].split("[Install]")[0].splitlines()
+    settings = [line for line in lines if line and not line.startswith(("#", *not_here)) and "=" in line]
+    assert "NoNewPrivileges=yes" in settings
+    properties = [f"--property={line}" for line in settings]
+    done = service.node.call("systemd-run", "--wait", "--pipe", "--quiet", *properties, "sh", "-c", AS_ROOT)
+    said = done.stdout.splitlines()
+    assert said[:-1] == ["package", "removed", "mounted", "netlink"], done.stderr
+    assert said[-1].split() == ["NoNewPrivs:", "0"]  # units that it starts inherit nothing
 
 
 def adopted(service: Service, engine: int) -> None:

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from llmgw.agent.service import ServiceRefused, systemd, unit, unit_file
+from llmgw.cli.app import app
 
 UNIT = unit(Path("/usr/local/bin/llmgw"), Path("/etc/llmgw/agent.yaml"))
 OLDER = UNIT.replace("RestartSec=2s", "RestartSec=1s")
@@ -82,8 +84,8 @@ def test_without_the_right_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         os.seteuid(0)
 
 
-def test_opposites_are_refused() -> None:
-    for words in (["install", "--no-start", "--restart"], ["uninstall", "--stop-engines", "--leave-engines"]):
-        done = subprocess.run([sys.executable, "-m", "llmgw", "agent", *words], capture_output=True, text=True)
-        assert done.returncode == 2
-        assert "opposites" in done.stderr
+@pytest.mark.parametrize("words", ["install --no-start --restart", "uninstall --stop-engines --leave-engines"])
+def test_opposites_are_refused(words: str) -> None:
+    done = CliRunner().invoke(app, ["agent", *words.split()])
+    assert done.exit_code == 2
+    assert "opposites" in done.output
