@@ -29,7 +29,8 @@ CheckOption = Annotated[bool, typer.Option("--check", help="Only say whether the
 
 
 def main() -> None:
-    app()
+    # However it was started: a release has Python start the package.
+    app(prog_name="llmgw")
 
 
 @app.callback()
