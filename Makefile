@@ -89,17 +89,6 @@ lock: .venv/bootstrap
 	$(BIN)/uv pip compile $(LOCK) --group dev pyproject.toml -o requirements/dev.txt
 LOCK = --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-# Files to install from, for both architectures, below dist/VERSION: what the checkout is, and a release where it carries
-# the tag of its version. ARGS="--arch amd64" for one; RELEASES: where these will be, URL/vX.Y.Z/FILE.
-RELEASES ?=
-release: .venv/release
-	$(BIN)/python -m deploy.release build --releases "$(RELEASES)" $(ARGS)
-
-# Takes the packages that Debian has now.
-lock-release: .venv/release
-	$(BIN)/python -m deploy.release lock
-	$(BIN)/uv pip compile $(LOCK) deploy/release/requirements.in -o deploy/release/requirements.txt
-
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
@@ -120,9 +109,5 @@ clean:
 	@touch $@
 
 .venv/release: .venv/dev deploy/release/requirements.txt
-	$(UV_INSTALL) --require-hashes -r deploy/release/requirements.txt
-	@touch $@
-
-.venv/release: .venv/runtime deploy/release/requirements.txt
 	$(UV_INSTALL) --require-hashes -r deploy/release/requirements.txt
 	@touch $@
