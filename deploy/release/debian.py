@@ -39,8 +39,9 @@ NAMES = (
     "zlib1g",
 )
 """``libpython3.11-dev`` for its headers: engines compile against them, in environments made from this Python."""
-_OLDER = {"libexpat1": "bullseye"}
-"""Taken from an earlier suite, since SUITE's needs a libc newer than the oldest system has."""
+_OLDER = {"amd64": {"libexpat1": "bullseye-security"}, "arm64": {"libexpat1": "bullseye"}}
+"""Taken from an earlier suite, since SUITE's needs a libc newer than the oldest system has. What is in a suite's lists
+is not always in its archive: for arm64 that update is not."""
 _APT_S = 600.0
 
 
@@ -102,23 +103,25 @@ class _Apt:
             raise DebianRefused(f"{_KEYRING} is missing: apt-get install debian-archive-keyring")
         self._folder = folder
         self._architecture = architecture
-        for part in ("lists/partial", "cache/archives/partial"):
+        for part in ("none", "lists/partial", "cache/archives/partial"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         (folder / "status").touch()
         mirror = os.environ.get(MIRROR, _USUAL_MIRROR).rstrip("/")
         signed = f"deb [signed-by={_KEYRING}]"
+        older = _OLDER[architecture]
         lines = [
-            f"{signed} {mirror}/debian {suite} main\n{signed} {mirror}/debian-security {suite}-security main\n"
-            for suite in (SUITE, *sorted(set(_OLDER.values())))
+            f"{signed} {mirror}/{'debian-security' if suite.endswith('-security') else 'debian'} {suite} main\n"
+            for suite in (SUITE, f"{SUITE}-security", *sorted(set(older.values())))
         ]
-        pins = [f"Package: {name}\nPin: release n=/^{suite}/\nPin-Priority: 1001\n" for name, suite in _OLDER.items()]
+        pins = [f"Package: {name}\nPin: release n={suite}\nPin-Priority: 1001\n" for name, suite in older.items()]
         (folder / "sources.list").write_text("".join(lines), encoding="utf-8")
         (folder / "preferences").write_text("\n".join(pins), encoding="utf-8")
         (folder / "apt.conf").write_text(
             f'APT::Architecture "{architecture}"; APT::Architectures {{ "{architecture}"; }};\n'
             f'Dir::State "{folder}"; Dir::State::status "{folder}/status"; Dir::State::lists "{folder}/lists";\n'
-            f'Dir::Cache "{folder}/cache"; Dir::Etc::sourcelist "{folder}/sources.list"; Dir::Etc::sourceparts "-";\n'
-            f'Dir::Etc::preferences "{folder}/preferences"; Dir::Etc::preferencesparts "-";\n'
+            f'Dir::Cache "{folder}/cache"; Dir::Etc::sourcelist "{folder}/sources.list";\n'
+            f'Dir::Etc::sourceparts "{folder}/none"; Dir::Etc::preferences "{folder}/preferences";\n'
+            f'Dir::Etc::preferencesparts "{folder}/none";\n'
             'Acquire::Languages "none"; APT::Sandbox::User "root"; Acquire::Check-Valid-Until "false";\n',
             encoding="utf-8",
         )
