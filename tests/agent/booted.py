@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.lab import eventually
+
+_numbers = itertools.count()
 
 
 class Node:
@@ -37,8 +40,11 @@ class Node:
 
 
 @contextmanager
-def booted(folder: Path, furnish: Callable[[Path], None] = lambda root: None) -> Iterator[Node]:
-    """``furnish`` puts files into its root before it boots. Skips the test where this machine can't do it."""
+def booted(
+    folder: Path, furnish: Callable[[Path], None] = lambda root: None, *, network: Path | None = None
+) -> Iterator[Node]:
+    """``furnish`` puts files into its root before it boots; ``network`` is a network namespace to boot in (None: one
+    of its own, with nothing in it). Skips the test where this machine can't do it."""
     if shutil.which("systemd-nspawn") is None:
         pytest.skip("needs systemd-nspawn (Debian: apt-get install systemd-container)")
     root, upper, work = (folder / name for name in ("root", "upper", "work"))
@@ -49,19 +55,25 @@ def booted(folder: Path, furnish: Callable[[Path], None] = lambda root: None) ->
         pytest.skip("needs overlay mounts")
     try:
         furnish(root)
-        yield from _boot(root, upper, folder / "console.log")
+        yield from _boot(root, upper, folder / "console.log", network)
     finally:
         subprocess.run(["umount", root], check=True)
 
 
-def _boot(root: Path, upper: Path, console: Path) -> Iterator[Node]:
+def _boot(root: Path, upper: Path, console: Path, network: Path | None) -> Iterator[Node]:
     (root / "etc/machine-id").write_text("")
     # This checkout may lie in /tmp: it must be neither covered by a file system nor cleared away at the boot.
     (root / "etc/tmpfiles.d").mkdir(exist_ok=True)
     (root / "etc/tmpfiles.d/tmp.conf").symlink_to("/dev/null")
-    name = f"llmgw-test-{os.getpid()}"
+    name = f"llmgw-test-{os.getpid()}-{next(_numbers)}"
     command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", f"--directory={root}", f"--machine={name}"]
-    command += ["--private-network", "--resolv-conf=off", "--timezone=off", "--console=read-only", "--boot"]
+    command += [
+        f"--network-namespace-path={network}" if network else "--private-network",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--console=read-only",
+        "--boot",
+    ]
     with console.open("wb") as output:
         process = subprocess.Popen(
             [*command, "systemd.unit=sockets.target"],

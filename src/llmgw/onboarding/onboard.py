@@ -1,7 +1,8 @@
 """A machine that answers by ssh becomes a node: it gets llmgw, makes its key, has it signed here, and registers.
 
 llmgw comes before the identity, since the node makes its key with it: what is signed here comes from there, and
-nothing that is secret ever travels. The agent's file comes before it, too, since it says where the key is kept.
+nothing that is secret ever travels. The agent's file comes before it, too, since it says where the key is kept. While
+the agent registers, the rest of the machine learns to trust the authority.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Onboarding:
             Step(name=f"Install {what}", do=self._install),
             Step(name=f"Write {CONFIG}", do=self._write_file),
             Step(name="Have the node's key signed", do=self._identify, needs="the authority, here"),
-            Step(name="Trust the authority on the whole machine", do=self._trust),
             Step(name="Install and start the service llmgw-agent", do=self._serve),
+            Step(name="Trust the authority on the whole machine", do=self._trust),
             Step(name="See the node registered", do=self._register),
         ]
         if self._named:
@@ -227,8 +228,14 @@ class Onboarding:
 
     async def _serve(self, say: Say) -> None:
         self._since = time.time() - 1
+        # Anew also where it runs: that it registers is to prove the certificate that it has got now.
         ran = await self._root(f'{INSTALLED} agent install --config "$1" --restart', str(CONFIG))
-        self._expect(ran, "the service can't be installed", "systemctl status llmgw-agent; journalctl -u llmgw-agent")
+        if ran.status:
+            _, said = await self._state()
+            raise StepFailed(
+                f"the service does not run: {said[-1] if said else ran.last_words}",
+                look=self._login.shown("systemctl status llmgw-agent; journalctl -u llmgw-agent -n 50"),
+            )
         for line in ran.output.splitlines():
             say(line)
 
@@ -247,9 +254,7 @@ class Onboarding:
 
     async def _seen(self, say: Say) -> str | None:
         """None once the node is registered; else what the control plane and the agent say."""
-        ran = await self._root(scripts.STATE, f"{self._since:.0f}")
-        lines = [line.partition("=")[::2] for line in ran.output.splitlines()]
-        state, said = dict(lines), [value for name, value in lines if name == "said"]
+        state, said = await self._state()
         status = state.get("StatusText", "")
         if not status.startswith("connected to "):
             if state.get("ActiveState") == "active":
@@ -266,6 +271,12 @@ class Onboarding:
         if words is None:
             say(f"the control plane lists it; the agent says: {status}")
         return words
+
+    async def _state(self) -> tuple[dict[str, str], list[str]]:
+        """The service as systemd shows it, and the last that the agent wrote."""
+        ran = await self._root(scripts.STATE, f"{self._since:.0f}")
+        lines = [line.partition("=")[::2] for line in ran.output.splitlines()]
+        return dict(lines), [value for name, value in lines if name == "said"]
 
     # -- what can be wrong with a machine
 

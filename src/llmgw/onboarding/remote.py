@@ -21,6 +21,7 @@ COMMAND_S = 120.0
 """How long a command on the machine may take, unless something else is said."""
 _SSH_FAILED = 255
 _MAX_OUTPUT = 1 << 20
+_LEARNED = "Warning: Permanently added "
 _CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 
 
@@ -135,7 +136,7 @@ class Remote:
             "RequestTTY": "no",
             "ForwardAgent": "no",
             "ForwardX11": "no",
-            "LogLevel": "ERROR",
+            "LogLevel": "INFO",
         }
         stated = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
         argv = [*self.login.command(*stated, *options), *command]
@@ -158,7 +159,8 @@ class Remote:
                     process.kill()
                     await process.wait()
             assert process.returncode is not None
-            return Ran(status=process.returncode, output=_text(output), errors=_text(errors).rstrip())
+            said = [line for line in _text(errors).splitlines() if not line.startswith(_LEARNED)]
+            return Ran(status=process.returncode, output=_text(output), errors="\n".join(said).rstrip())
 
 
 def _text(file: object) -> str:

@@ -135,9 +135,8 @@ timeout 300 "$program" --version >/dev/null 2>&1 || exec timeout 300 "$program" 
 
 STATE = """\
 set -u
-systemctl show llmgw-agent -p ActiveState -p SubState -p StatusText -p NRestarts
-journalctl -u llmgw-agent -o cat --no-pager -n 60 --since "@$1" 2>/dev/null |
-    grep -E 'level=(warning|error)|error:|refused' | tail -n 3 | sed 's/^/said=/'
+systemctl show llmgw-agent -p ActiveState -p StatusText
+journalctl _SYSTEMD_UNIT=llmgw-agent.service -o cat --no-pager -n 3 --since "@$1" | sed 's/^/said=/'
 exit 0
 """
-"""Parameter: since when, in Unix seconds. ``Name=value`` lines, then the agent's last complaints."""
+"""Parameter: since when, in Unix seconds. ``Name=value`` lines, then the last that the agent wrote."""
