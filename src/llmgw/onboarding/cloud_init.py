@@ -77,7 +77,8 @@ def _user_data(machine: Machine, keys: tuple[str, ...], host_key: HostKey) -> Ma
         # An upgrade at the first boot holds the locks of apt for minutes, and is nobody's decision here.
         "package_update": False,
         "package_upgrade": False,
-        "locale": False,
+        # There always: any other would be generated first.
+        "locale": "C.UTF-8",
         "bootcmd": [["cloud-init-per", "instance", "llmgw-machine-id", "sh", "-c", _FRESH_MACHINE_ID]],
         "write_files": [
             {"path": "/etc/hosts", "permissions": "0644", "content": _hosts(machine)},
@@ -106,7 +107,7 @@ def _network_config(machine: Machine, dns: tuple[str, ...], mac: str) -> Mapping
         "dns_nameservers": list(dns),
     }
     card = {"type": "physical", "name": _INTERFACE, "mac_address": mac.lower(), "subnets": [subnet]}
-    return {"version": 1, "config": [card, {"type": "nameserver", "address": list(dns)}]}
+    return {"version": 1, "config": [card]}
 
 
 class _Dumper(yaml.SafeDumper):
