@@ -13,7 +13,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install test-engines lock lock-engine release test-release lock-release clean
+.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install test-first-boot test-engines lock lock-engine release test-release lock-release clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
@@ -58,6 +58,11 @@ soak-install: .venv/dev
 test-engines: export LLMGW_REAL_ENGINES ?= 1
 test-engines: .venv/dev
 	$(BIN)/python -m pytest -s tests/engines_real $(ARGS)
+
+# The data of a machine's first boot, taken by the cloud-init of Debian 12: mmdebstrap makes the system in a minute.
+test-first-boot: export LLMGW_FIRST_BOOT ?= /var/tmp/llmgw-first-boot
+test-first-boot: .venv/dev
+	$(BIN)/python -m pytest -s tests/first_boot $(ARGS)
 
 # The list of packages that agents install an engine from: make lock-engine ENGINE=vllm VERSION=0.33.0 BUILD=cuda
 BUILD ?= cuda

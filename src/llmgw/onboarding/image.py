@@ -28,6 +28,8 @@ _DIGITS = {"sha256": 64, "sha512": 128}
 _FORMATS = {".qcow2": ".qcow2", ".img": ".qcow2", ".raw": ".raw", ".vmdk": ".vmdk"}
 _CHUNK = 1 << 20
 _TRIES = 3
+RETRY_S = 1.0
+"""Before the second try; twice that before the third."""
 _STALL_S = 30.0
 _MOST_LIST_BYTES = 1 << 20
 
@@ -134,7 +136,7 @@ async def _download(image: Image, draft: Path, say: Say) -> None:
                 if number == _TRIES or isinstance(error, FetchFailed):
                     raise ImageRefused(f"{shown(image.url)} did not come: {error}") from None
                 say(f"{error}: trying again")
-                await asyncio.sleep(number)
+                await asyncio.sleep(number * RETRY_S)
     if got != image.digest:
         draft.unlink()
         raise ImageRefused(_other(image, got))
