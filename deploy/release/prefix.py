@@ -139,9 +139,10 @@ def _bundled(path: Path) -> set[str]:
 def compile_all(folder: Path, python: Path, epoch_s: int) -> None:
     """Compiles all modules, so that no start does it again. ``python``: one that runs here. Same input, same bytes."""
     library = folder / "lib" / PYTHON
+    # Without -B it would keep what it imports itself, of now and with this folder's path in it.
     ended = subprocess.run(
         [
-            *(str(python), "-s", "-P", "-S", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash"),
+            *(str(python), "-B", "-s", "-P", "-S", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash"),
             *("-s", str(folder), "-p", "/", str(library)),
         ],
         env={"PATH": os.environ["PATH"], "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(epoch_s)},

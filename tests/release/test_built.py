@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,6 +82,15 @@ def test_built_again_it_is_the_same(built: Path, tmp_path: Path) -> None:
     assert own_file(again).read_bytes() == own_file(built).read_bytes()
     for wheel in again.glob("*.whl"):
         assert wheel.read_bytes() == (built / wheel.name).read_bytes()
+
+
+def test_what_is_compiled_is_taken_whenever_it_was_unpacked(built: Path) -> None:
+    content = own_file(built).read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(content[content.index(b"\x1f\x8b\x08") :])) as tar:
+        modules = [member for member in tar if member.name.endswith(".pyc")]
+        flags = {extracted.read(8)[4] for member in modules if (extracted := tar.extractfile(member))}
+    assert len(modules) > 1000
+    assert flags == {1}, "expected: compiled with a hash that is not looked at"
 
 
 def test_it_says_its_version(built: Path, bare: Path) -> None:
