@@ -116,6 +116,10 @@ def _version(binary: Path) -> str:
     return version
 
 
+_DOUBT_S = 0.05
+"""The kernel counts the age of a process in hundredths of a second, and stamps files by its last tick."""
+
+
 def _why_anew(before: systemd.State, binary: Path, config: Path, *, changed: bool, asked: bool) -> str:
     """Why the agent is started, as the beginning of a sentence; empty where it may go on as it is."""
     if before.pid == 0 or before.active != "active":
@@ -127,7 +131,7 @@ def _why_anew(before: systemd.State, binary: Path, config: Path, *, changed: boo
     drop_ins = [(path, "a drop-in of its unit") for path in sorted(DROP_INS.glob("*.conf"))]
     for path, what in ((binary, "its binary"), (config, "its file"), *drop_ins):
         # Where the clocks leave a doubt it is started: that costs its engines nothing.
-        if path.stat().st_ctime >= started_at - 1:
+        if path.stat().st_ctime >= started_at - _DOUBT_S:
             return f"{again}: {what} had changed"
     return f"{again}, as asked" if asked else ""
 
