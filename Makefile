@@ -13,7 +13,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install test-engines lock lock-engine clean
+.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install test-first-boot test-engines lock lock-engine release test-release lock-release clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
@@ -25,14 +25,15 @@ test: check
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks deploy
+	$(BIN)/ruff format --check src tests benchmarks deploy
 	$(BIN)/mypy
+	$(BIN)/mypy -p deploy.release
 	$(BIN)/lint-imports
 
 format: .venv/dev
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks deploy
+	$(BIN)/ruff format src tests benchmarks deploy
 
 # One seed replays exactly: make simulate SEEDS=123. Many: make simulate SEEDS=1-10000 STEPS=1000 JOBS=2.
 SEEDS ?= 1-1000
@@ -58,10 +59,29 @@ test-engines: export LLMGW_REAL_ENGINES ?= 1
 test-engines: .venv/dev
 	$(BIN)/python -m pytest -s tests/engines_real $(ARGS)
 
+# The data of a machine's first boot, taken by the cloud-init of Debian 12: mmdebstrap makes the system in a minute.
+test-first-boot: export LLMGW_FIRST_BOOT ?= /var/tmp/llmgw-first-boot
+test-first-boot: .venv/dev
+	$(BIN)/python -m pytest -s tests/first_boot $(ARGS)
+
 # The list of packages that agents install an engine from: make lock-engine ENGINE=vllm VERSION=0.33.0 BUILD=cuda
 BUILD ?= cuda
 lock-engine: .venv/dev
 	$(BIN)/python deploy/lock_engine.py $(ENGINE) $(VERSION) $(BUILD) $(ARGS)
+
+# What llmgw is installed from: dist/vX.Y.Z/. ARGS="--arch amd64" for one of them; ARGS="--releases URL" says where they
+# will be.
+release: .venv/release
+	$(BIN)/python -m deploy.release build $(ARGS)
+
+# A release as it is used: built twice, started in bare systems. As root; minutes.
+test-release: export LLMGW_TEST_RELEASE ?= 1
+test-release: .venv/release
+	$(BIN)/python -m pytest -s tests/release $(ARGS)
+
+lock-release: .venv/release
+	$(BIN)/uv pip compile $(LOCK) deploy/release/requirements.in -o deploy/release/requirements.txt
+	$(BIN)/python -m deploy.release lock
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/gateway/run.py $(ARGS)
@@ -75,7 +95,7 @@ lock: .venv/bootstrap
 LOCK = --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .venv/bootstrap: requirements/bootstrap.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
@@ -91,4 +111,8 @@ clean:
 
 .venv/dev: .venv/runtime requirements/dev.txt
 	$(UV_INSTALL) --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.venv/release: .venv/dev deploy/release/requirements.txt
+	$(UV_INSTALL) --require-hashes -r deploy/release/requirements.txt
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import secrets
 import signal
@@ -30,10 +31,12 @@ from llmgw.agent.identity import IdentityStore
 from llmgw.agent.install import Installer
 from llmgw.agent.logs import LogReader
 from llmgw.agent.memory import ShardMemory
+from llmgw.agent.notify import Notify, pulse, standing
 from llmgw.agent.presence import Rooms
 from llmgw.agent.probe import EngineClient
 from llmgw.agent.renewal import Renewal
 from llmgw.agent.supervisor import Supervisor, SupervisorError
+from llmgw.agent.supervisor.engine_user import ENGINE_USER
 from llmgw.agent.weights import WeightStore
 from llmgw.cluster.model import EngineOnNode, Inventory, Vitals
 from llmgw.config import AgentConfig
@@ -53,7 +56,6 @@ FIRST_LOOK_S = 5.0
 """How long the start waits for the weights to be looked at; what is found later is said later."""
 LINK_STUCK_S = 60.0
 """A stream whose thread has stood still for this long stands still for good: the agent ends, and is begun anew."""
-ENGINE_USER = "llmgw-engine"
 IDENTITY = "identity"
 """In the work directory: where certificates are kept that the agent renews."""
 
@@ -67,14 +69,16 @@ class AgentRefused(Exception):
 class Agent:
     """Everything here runs on the agent's own loop; the stream has a loop and a thread of its own."""
 
-    def __init__(self, config: AgentConfig, inventory: Inventory) -> None:
+    def __init__(self, config: AgentConfig, inventory: Inventory, notify: Notify | None = None) -> None:
         self._config = config
+        self._notify = notify or Notify()
         self._loop = asyncio.get_running_loop()
         self._inventory = inventory
         self._engines: tuple[EngineOnNode, ...] = ()
         self._probed = False
         self._engines_changed = asyncio.Event()
         self._dirty = asyncio.Event()
+        self._news = asyncio.Event()
         self._held: tuple[str, ...] = ()
         self._vitals: Vitals | None = None
         self._instance = secrets.token_hex(4)
@@ -126,7 +130,7 @@ class Agent:
             hello=lambda: self._on_loop(self._hello),
             vitals=lambda: self._vitals,
             on_frame=lambda frame: self._hop(lambda: self._take(frame)),
-            on_state=lambda state: None,
+            on_state=lambda state: self._hop(self._news.set),
             heartbeat_s=config.heartbeat_interval_s,
             reconnect_base_s=config.reconnect_base_s,
             reconnect_max_s=config.reconnect_max_s,
@@ -150,6 +154,8 @@ class Agent:
                     # The certificate too: one that expired while the machine was off is made good before it is shown.
                     await asyncio.gather(self._look_at_vitals(), self._look_for_weights(), self.renewal.look())
             self.link.start()
+            # Now, and not once it is connected: a control plane that is away keeps no service from having started.
+            self._notify.ready(self._standing())
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self.converge.run()),
@@ -157,6 +163,7 @@ class Agent:
                     group.create_task(self.exposure.run()),
                     group.create_task(self.renewal.run()),
                     group.create_task(self._report()),
+                    group.create_task(pulse(self._notify, self.link.stuck_s, self._standing, self._news)),
                     group.create_task(_every(REPROVE_S, self._probe_engines, at_once=True)),
                     group.create_task(_every(REDISCOVER_S, self._look_again)),
                     group.create_task(_every(LOOK_AT_LINKS_S, self._look_at_links)),
@@ -167,6 +174,7 @@ class Agent:
                 hangs = group.create_task(self._link_hangs())
                 await asyncio.wait([stopped, hangs], return_when=asyncio.FIRST_COMPLETED)
                 words = hangs.result() if hangs.done() else ""
+                self._notify.stopping(words or "ends; its engines go on")
                 for task in (*tasks, stopped, hangs):
                     task.cancel()
             if words:
@@ -231,6 +239,7 @@ class Agent:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
+            self._news.set()
             now = Observed(
                 epoch=0,
                 session=0,
@@ -261,6 +270,10 @@ class Agent:
                     f"the thread of the stream has done nothing for {stuck_s:.0f} s: the agent ends, so that it is "
                     "started anew; its engines go on"
                 )
+
+    def _standing(self) -> str:
+        link = self.link.state
+        return standing(link.connected, link.words, link.since, len(self.converge.shards()))
 
     # -- what is looked at again
 
@@ -346,6 +359,9 @@ def _sidecar_programs(config: AgentConfig) -> dict[str, tuple[str, ...]]:
 
 async def serve(config: AgentConfig) -> None:
     """Runs an agent until SIGTERM or SIGINT. Raises AgentRefused."""
+    # Whoever kills a frozen agent by SIGABRT, as service managers do, finds in its log where each thread stood.
+    faulthandler.enable()
+    notify = Notify.take_from(os.environ)
     for folder, key in ((config.weights_dir, "weights_dir"), (config.supervisor.work_dir, "supervisor.work_dir")):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -365,7 +381,7 @@ async def serve(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        await Agent(config, inventory).run(stop)
+        await Agent(config, inventory, notify).run(stop)
     except IdentityError as error:
         gone = isinstance(error.__cause__, FileNotFoundError)
         anew = f". Where it is lost: {_new_identity(config)} makes it anew" if gone else ""

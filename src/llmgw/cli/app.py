@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from llmgw.cli import join
+from llmgw.cli import join, node_provision, service
 from llmgw.cli.ctl import ctl
+from llmgw.cli.node import node_app
 from llmgw.cli.sim import CONTEXT_SETTINGS as SIM_SETTINGS
 from llmgw.cli.sim import sim
-from llmgw.version import VERSION
+from llmgw.version import version as this_version
 
 app = typer.Typer(
     name="llmgw",
@@ -28,7 +29,8 @@ CheckOption = Annotated[bool, typer.Option("--check", help="Only say whether the
 
 
 def main() -> None:
-    app()
+    # However it was started: a release has Python start the package.
+    app(prog_name="llmgw")
 
 
 @app.callback()
@@ -38,7 +40,7 @@ def root(
     ] = False,
 ) -> None:
     if version:
-        print(f"llmgw v{VERSION}")
+        print(f"llmgw {this_version().text}")
         raise typer.Exit
 
 
@@ -95,8 +97,11 @@ def agent_discover(
 
 
 join.register(agent_app)
+service.register(agent_app)
 app.add_typer(agent_app, name="agent")
 app.add_typer(ctl, name="ctl")
+node_provision.register(node_app)
+app.add_typer(node_app, name="node")
 
 
 @app.command()

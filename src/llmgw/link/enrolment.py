@@ -17,11 +17,12 @@ import aiohttp
 from cryptography import x509
 
 from llmgw.link.course import ServerAddress
-from llmgw.link.failures import explain, unreachable
+from llmgw.link.failures import explain, look_at, unreachable
 from llmgw.link.sockets import Sockets
 from llmgw.pki.certificate import in_words
 from llmgw.pki.chain import certificates_of
 from llmgw.pki.contexts import ClientIdentity, Identity
+from llmgw.pki.diagnose import ADDRESS_MISMATCH, HOSTNAME_MISMATCH, not_for
 from llmgw.pki.names import PkiError
 
 AUTHORITY = "/v1/authority"
@@ -145,12 +146,19 @@ class Enrolment:
             )
         return content
 
+    async def _not_accepted(self, error: BaseException) -> str:
+        server = self._server
+        if getattr(error, "verify_code", None) in (HOSTNAME_MISMATCH, ADDRESS_MISMATCH):
+            return not_for(server.url, server.host, await look_at(server, unverified()))
+        why = getattr(error, "verify_message", "") or str(error)
+        return f"the certificate of {server.url} was not accepted: {why}"
+
     async def _failed(self, error: BaseException) -> EnrolmentError:
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             cause = error.certificate_error
             reason = cause if isinstance(cause, ssl.SSLCertVerificationError) else None
             if self._ours is None:
-                return EnrolmentError(_not_accepted(self._server, reason or cause), reason=reason)
+                return EnrolmentError(await self._not_accepted(reason or cause), reason=reason)
         else:
             reason = None
         if self._ours is not None:
@@ -203,11 +211,6 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _not_accepted(server: ServerAddress, error: BaseException) -> str:
-    why = getattr(error, "verify_message", "") or str(error)
-    return f"the certificate of {server.url} was not accepted: {why}"
 
 
 def _text(answer: dict[str, Any], key: str) -> str:

@@ -68,17 +68,17 @@ async def _certificate(
 ) -> Failure:
     if not isinstance(error, ssl.SSLCertVerificationError):
         return Failure("certificate", f"the certificate of {server.url} was not accepted: {error}")
-    presented = await _look_at(server, files)
+    presented = await look_at(server, probe_context(files))
     words = server_certificate(server.url, server.host, error, presented, identity, now)
     return Failure(f"certificate-{error.verify_code}", words)
 
 
-async def _look_at(server: ServerAddress, files: ClientIdentity) -> CertificateFacts | None:
+async def look_at(server: ServerAddress, context: ssl.SSLContext) -> CertificateFacts | None:
     """The certificate that was not accepted, so that the words can name what it says. Nothing is sent."""
     with suppress(OSError, TimeoutError, ValueError):
         async with asyncio.timeout(PROBE_S):
             _, writer = await asyncio.open_connection(
-                server.host, server.port, ssl=probe_context(files), server_hostname=server.host
+                server.host, server.port, ssl=context, server_hostname=server.host
             )
             try:
                 der = writer.get_extra_info("ssl_object").getpeercert(True)

@@ -65,6 +65,15 @@ def early_end(server: str, identity: Identity, now: datetime, error: BaseExcepti
     )
 
 
+def not_for(server: str, wanted: str, presented: CertificateFacts | None) -> str:
+    """A server's certificate does not have the name or the address that was dialled."""
+    offered = ", ".join(presented.names) if presented and presented.names else "none that could be read"
+    return (
+        f"the certificate of {server} is not for {wanted!r}; it is for: {offered}. Dial one of those names, or "
+        f"issue the server's certificate with `llmgw ctl cert issue-server --san {wanted} …`"
+    )
+
+
 def server_certificate(
     server: str,
     wanted: str,
@@ -77,11 +86,7 @@ def server_certificate(
     code = error.verify_code
     clock = f"this machine's clock says {in_words(now)}"
     if code in (HOSTNAME_MISMATCH, ADDRESS_MISMATCH):
-        offered = ", ".join(presented.names) if presented and presented.names else "none that could be read"
-        return (
-            f"the certificate of {server} is not for {wanted!r}; it is for: {offered}. Dial one of those names, or "
-            f"issue the server's certificate with `llmgw ctl cert issue-server --san {wanted} …`"
-        )
+        return not_for(server, wanted, presented)
     if code == EXPIRED:
         when = f" on {in_words(presented.not_after)}" if presented else ""
         return (

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from llmgw.process.account import DEVICE_GROUPS
 
+ENGINE_USER = "llmgw-engine"
+
 _NEEDED = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21}
 """To give files away, to signal, to change user, to read a nonce, and to mount."""
 
