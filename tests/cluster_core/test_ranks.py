@@ -452,3 +452,21 @@ def test_a_restarted_control_plane_fails_one_whose_node_does_not_come_back() -> 
     assert state.nodes["n1"].state is NodeState.LOST
     assert only(state).state is ReplicaState.PLACING
     assert only(state).id != only(before).id
+
+
+@pytest.mark.parametrize(("away", "behind"), [("n1", "n2"), ("n2", "n1")])
+def test_one_rank_that_is_not_ready_is_enough_while_another_is_not_heard(away: str, behind: str) -> None:
+    """The rank that is away keeps what it was, until it is heard: then the replica is ready again as it stands."""
+    state = ready(lab())
+    before = only(state)
+    state = with_node(state, away, session=None)
+    (route,) = routes(settled(state))
+    assert len(route.endpoints) == 1
+    state = settled(report(state, behind, S.LOADING))
+    (route,) = routes(state)
+    assert route.endpoints == ()
+    assert (only(state).state, only(state).endpoint) == (ReplicaState.STARTING, None)
+    assert only(state).why.endswith(f"on {behind}")
+    state = settled(report(with_node(state, away, session=9), behind, S.READY))
+    assert (only(state).state, only(state).generation) == (ReplicaState.READY, before.generation)
+    assert only(state).endpoint is not None

@@ -317,7 +317,10 @@ async def test_a_killed_reaper_has_a_successor(programs: Programs) -> None:
     eventually(lambda: len(handle.tail(10_000)) > before + 5, "output going on")
     assert await handle.stop(10) == ExitRecord(asked=True, ended_at=handle.ended().ended_at)  # type: ignore[union-attr]
     lines = handle.tail(10_000)
-    assert lines == [f"line {number + 1}" for number in range(len(lines))]
+    numbers = [int(line.removeprefix("line ")) for line in lines]
+    assert numbers == sorted(set(numbers))
+    # What each of the two had taken from the pipe when it was killed, and not written yet, went with it.
+    assert numbers[-1] - len(numbers) <= 2 * 4
 
 
 async def test_whoever_waits_gives_it_a_successor(programs: Programs) -> None:

@@ -52,6 +52,7 @@ def test_a_gguf_file_is_served_and_survives_its_engine(person: Person) -> None:
         after = eventually(
             lambda: (found := ctl(person, "replicas")[0])["generation"] == 2 and found["state"] == "ready" and found,
             "it is ready again",
+            60,
         )
         assert after["restarts"] == 1
         assert after["last_exit"]["signal"] == "SIGKILL"

@@ -102,6 +102,14 @@ def _fold_running(step: Step, replica: Replica) -> None:
     heard = [node for node in reporting if node is not None]
     if len(heard) == len(nodes):  # Nothing is known for the replica either until all its nodes have reported.
         _advance(step, replica, heard, shards)
+    elif replica.state is ReplicaState.READY:
+        # But for one thing: a rank that is not ready is enough for all.
+        for rank, (node, shard) in enumerate(zip(reporting, shards, strict=True)):
+            if node is not None and shard is not None and shard.state is not ShardState.READY:
+                why = f"rank {rank}: {shard.why or shard.state.value} on {node.id}"
+                step.put(replace(moved(replica, ReplicaState.STARTING, why, step.now), endpoint=None))
+                step.note("replica.unready", replica.id, f"{replica.id} of {replica.model} is no longer ready: {why}")
+                return
 
 
 def _has_failed(replica: Replica, node: Node, rank: int, shards: list[ObservedShard | None]) -> str:
