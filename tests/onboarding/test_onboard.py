@@ -21,7 +21,7 @@ import pytest
 from llmgw.onboarding import scripts
 from llmgw.pki.authority import Authority
 from tests.cluster.lab import Lab, eventually
-from tests.onboarding.nodes import USER, Fresh, fresh
+from tests.onboarding.nodes import NO_RELEASE, USER, Fresh, as_version, fresh
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: containers"),
@@ -106,8 +106,7 @@ def site() -> Iterator[Site]:
         text = lab.server_file.read_text()
         lab.server_file.write_text(text.replace("https://127.0.0.1", f"https://{machine.here}"))
         binary = lab.root / "llmgw"
-        # This checkout lies in the machine, too: a build that is no release.
-        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m llmgw "$@"\n')
+        binary.write_text(as_version(NO_RELEASE))
         binary.chmod(0o755)
         try:
             lab.server()
@@ -160,7 +159,7 @@ def test_a_full_disk(site: Site, folder: str) -> None:
 
 def test_a_build_for_another_architecture(site: Site, tmp_path: Path) -> None:
     other = tmp_path / "llmgw"
-    other.write_text(f'#!/bin/sh\n# linux-arm64\nexec {sys.executable} -m llmgw "$@"\n')
+    other.write_text(as_version(NO_RELEASE, "# linux-arm64"))
     other.chmod(0o755)
     said = site.refused("--binary", str(other))
     assert f"{site.fresh.address} is x86_64, and {other} is for aarch64" in said
@@ -300,8 +299,7 @@ def test_a_release_is_fetched_by_the_node_itself_and_checked(site: Site, tmp_pat
     name = "llmgw-v9.8.7-linux-amd64"
     release = tmp_path / "v9.8.7" / name
     release.parent.mkdir()
-    version = 'if [ "$1" = --version ]; then echo llmgw v9.8.7; exit; fi'
-    release.write_text(f'#!/bin/sh\n{version}\nexec {sys.executable} -m llmgw "$@"\n')
+    release.write_text(as_version("v9.8.7"))
     release.chmod(0o755)
     checksums = release.with_name("checksums.txt")
     before = site.there("usr/local/bin/llmgw").read_bytes()
