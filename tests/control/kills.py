@@ -190,7 +190,8 @@ class KilledYear:
         answer, was_killed = self._process(ask, self.rng.uniform(0.0, 1.2 * self._usual_s))
         if was_killed:
             self.killed[step if answer is None else f"after {step}"] += 1
-        return answer
+        # What was sent by somebody who died may have come, or not.
+        return answer if not was_killed or self.rng.random() < 0.5 else None
 
     def _in_one_piece(self, ask: Ask) -> dict[str, str]:
         began = time.monotonic()
