@@ -75,6 +75,21 @@ async def test_two_machines_race_with_one_token_through_the_real_doors(house: Ho
         assert (loser.store.current(), loser.file.exists()) == (None, False)
 
 
+# -- addresses
+
+
+async def test_an_address_that_the_servers_certificate_lacks_is_passed_over(house: House, tmp_path: Path) -> None:
+    token, place = await house.token("gpu-1"), place_of(tmp_path / "agent.yaml", tmp_path / "work")
+    lacking = f"https://localhost:{house.link.port}"
+    with pytest.raises(JoinRefused) as caught:
+        await join(token, (lacking,), place, ())
+    for words in ("is not for 'localhost'", "it is for: 127.0.0.1", "The token's secret was not sent"):
+        assert words in str(caught.value)
+    assert house.office.states() == []
+    await join(token, (lacking, house.url), place, ())
+    assert house.office.states() == ["token next"]
+
+
 # -- the private key
 
 
