@@ -13,7 +13,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 
-.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install test-first-boot test-engines lock lock-engine release test-release lock-release clean
+.PHONY: up test check format bench simulate simulate-planted soak-cluster soak-install soak-identity test-first-boot test-engines lock lock-engine release test-release lock-release clean
 
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
@@ -52,6 +52,12 @@ soak-cluster: .venv/dev
 # kill -9 of installs at random moments: make soak-install ARGS="--kills 200"
 soak-install: .venv/dev
 	$(BIN)/python -m tests.agent.install.soak $(ARGS)
+
+# A year of renewals with kill -9 at every step, and 200 races for one token: a quarter of an hour.
+# make soak-identity ARGS="--seed 2 --days 30"
+soak-identity: .venv/dev
+	$(BIN)/python -m tests.control.year $(ARGS)
+	LLMGW_RACES=200 $(BIN)/python -m pytest -q tests/control/test_house.py -k race
 
 # The engines themselves, installed by agents: minutes, gigabytes, and nothing for a machine that is busy.
 # ARGS="-k sglang" for some of it; LLMGW_REAL_ENGINES=/FOLDER keeps what is installed for the next run.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import stat
-import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +21,7 @@ from llmgw.pki.chain import Chain, read_chain
 from llmgw.pki.issuer import Issuer, issue_issuer
 from llmgw.pki.names import PkiError
 from llmgw.pki.signing_request import key_hash
+from tests.agent.cut_short import killed_at
 
 NODE = "n1"
 
@@ -164,35 +162,6 @@ def test_the_moment_of_renewal_is_of_the_time_that_the_pair_is_here(store: Ident
 
 
 # -- kill -9
-
-
-def killed_at(step: int, act: Callable[[], object]) -> bool:
-    """Does ``act`` in a process that kills itself as it is about to do the ``step``-th thing to the disk.
-
-    Returns whether that came to pass: False where ``act`` was over before.
-    """
-    child = os.fork()
-    if child == 0:
-        left = step
-
-        def count(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal left
-            of_the_disk = event.startswith(("os.", "fcntl.")) or (event == "open" and "identity" in str(arguments[0]))
-            if of_the_disk:
-                left -= 1
-                if left == -1:  # the kill is such an event too
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            sys.addaudithook(count)
-            act()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(3)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
-    return os.WIFSIGNALED(status)
 
 
 def answered(store: IdentityStore, chain: Chain, purpose: str) -> None:

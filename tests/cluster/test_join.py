@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,3 +199,37 @@ def test_a_token_lets_one_machine_in(lasting: Lab) -> None:
     assert "was used" in second.stderr
     assert not other.file.exists()
     assert token not in first.stdout + first.stderr + second.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another machine-id is bound over this machine's, which takes root")
+def test_of_two_machines_from_one_disk_image_the_second_is_refused_and_the_first_undisturbed(lasting: Lab) -> None:
+    """The second has all of the first one's disk, in the same places; only its machine-id is its own."""
+    lab = lasting
+    machine = become_a_node(lab, "n3")
+    image = lab.root / "image-of-n3"
+    shutil.copytree(machine.folder, image, symlinks=True)
+    machine.start()
+    eventually(machine.connected, "the first is connected", 60)
+    own_id = lab.root / "machine-id-of-the-second"
+    own_id.write_text(f"{random.Random(5).getrandbits(128):032x}\n")
+    binds = f"mount --bind {own_id} /etc/machine-id && mount --bind {image} {machine.folder}"
+    log = lab.root / "agent-n3-again.log"
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{binds} && exec "$@"', "sh"]
+    argv += [sys.executable, "-m", "llmgw", "agent", "--config", str(machine.file)]
+    with log.open("ab") as output:
+        popen = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
+    second = Proc("agent-n3-again", popen, log)
+    lab.procs.append(second)
+
+    def of_n3() -> list[dict[str, Any]]:
+        return [each for each in lab.events("peer.refused") if each["subject"] == "n3"]
+
+    event = eventually(of_n3, "the second is refused", 60)[-1]
+    assert len(set(re.findall(r"127\.0\.0\.1:\d+", event["words"]))) == 2
+    assert "llmgw ctl node token NAME" in event["words"]
+    eventually(lambda: "is connected already, from another machine at 127.0.0.1:" in second.output(), "it is told", 30)
+    assert "`llmgw agent join` here" in second.output()
+    assert machine.connected()
+    assert lab.events("certificate.copied") == []
+    assert "n3" not in {each["subject"] for each in lab.events("node.suspect")}
+    second.kill()

@@ -64,6 +64,7 @@ def test_a_node_that_is_revoked_under_load() -> None:
         assert ask(lab, key).status_code == 200
         for stream in streams:
             stream.join()
+            assert stream.done or stream.error, f"it ended after {stream.tokens} tokens, and nobody said why"
         story = ctl(lab, "events", "--subject", id).stdout
         assert gone in story
         assert "revoked" in story

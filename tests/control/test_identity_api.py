@@ -14,7 +14,7 @@ from llmgw.cli.ctl import ctl
 from llmgw.pki.authority import Authority
 from llmgw.pki.join_token import parse_join_token
 from tests.control.floor import TOKEN
-from tests.control.office import Machine, Office, open_office
+from tests.control.office import DAY_S, Machine, Office, open_office
 
 
 @pytest.fixture
@@ -89,6 +89,17 @@ async def test_certificates_are_listed_shown_and_revoked(office: Office) -> None
     removed = await run(office, "node", "remove", "gpu-1")
     assert removed.exit_code == 0, removed.stderr
     assert said(removed) == ["gpu-1 is forgotten, and its certificates are revoked"]
+
+
+async def test_nodes_are_listed_with_a_warning_before_their_certificates_expire(office: Office) -> None:
+    await office.joined()
+    office.time.move(0.5 * DAY_S)
+    await office.floor.settled()
+    assert "certificate" not in (await run(office, "nodes")).stdout, "half of its life is no news"
+    office.time.move(0.3 * DAY_S)
+    warned = " ".join((await run(office, "nodes")).stdout.split())
+    assert "its certificate expires on " in warned
+    assert "its agent renews it by itself, and has not: its log says why" in warned
 
 
 async def test_the_older_authority_is_not_dropped_before_all_have_moved(office: Office) -> None:

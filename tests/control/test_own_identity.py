@@ -16,6 +16,7 @@ from llmgw.pki.certificate import facts_of
 from llmgw.pki.contexts import read_identity
 from llmgw.pki.issuer import issue_issuer
 from llmgw.pki.names import PkiError
+from llmgw.pki.roots import read_certificates, root_of
 from tests.control.office import DAY_S, Office, open_office
 
 
@@ -97,6 +98,29 @@ async def test_one_authority_takes_over_from_another_under_nodes_that_renew(offi
     assert ([root.key for root in view.roots], view.server_key) == ([key], key)
     assert office.joining.authority()["ca"].encode() == (office.pki / "ca.pem").read_bytes()
     assert isinstance(office.dial(await office.renew(moved)), Peer)
+
+
+async def test_while_nodes_still_move_the_own_certificate_is_renewed_by_the_authority_that_all_trust(
+    office: Office,
+) -> None:
+    (old,) = office.own.identity.roots
+    before = office.own.identity.own
+    rotation.begin(office.pki, now=moment(office))
+    rotated = office.own.identity.own.serial
+    assert await look(office)
+    assert office.own.identity.own.serial == rotated == before.serial
+    office.time.move(560 * DAY_S)
+    assert await look(office)
+    assert office.own.identity.own.not_after == moment(office) + timedelta(days=90)
+    certificate, *between = read_certificates(office.own.files.cert, "the certificate")
+    assert root_of(certificate, between, [old]) is not None, "a node that has not moved trusts it"
+    assert not await look(office)
+    rotation.finish(office.pki)
+    assert not list(office.pki.glob("*-old*"))
+    assert await look(office)
+    certificate, *between = read_certificates(office.own.files.cert, "the certificate")
+    assert root_of(certificate, between, office.own.identity.roots) is not None
+    assert root_of(certificate, between, [old]) is None
 
 
 async def test_a_node_that_is_away_keeps_the_older_authority(office: Office) -> None:

@@ -276,6 +276,45 @@ async def test_a_revoked_node_is_cut_off_and_says_so_in_the_cluster(office: Offi
     assert isinstance(office.dial(await office.renew(await office.joined("gpu-3"))), Peer)
 
 
+async def test_the_engines_of_a_revoked_node_leave_the_routing_table(office: Office) -> None:
+    floor = office.floor
+    await office.joined()
+    gateway = floor.join_gateway("gw")
+    await floor.obey(office.live["gpu-1"])
+    before = (await floor.table(gateway)).routes[0]
+    assert {each.replica for each in before.endpoints} == set(office.plane.cluster.replicas)
+    answer = await revoke(office.identities, "gpu-1", "stolen")
+    after = (await floor.table(gateway)).routes[0]
+    assert (after.endpoints, after.draining) == ((), ()), "nor is one of them left to end in peace"
+    assert len(before.endpoints) == len(answer.replicas) == 2
+    for replica in answer.replicas:
+        assert replica.state != "ready"
+        assert replica.why
+
+
+async def test_what_was_renewed_from_a_revoked_certificate_and_not_used_yet_goes_with_it(office: Office) -> None:
+    machine = await office.joined()
+    other = await office.joined("gpu-2")
+    newer = await office.renew(machine)
+    answer = await revoke(office.identities, machine.serial, "its key was stolen")
+    assert answer.serials == (machine.serial, newer.serial)
+    assert answer.closed
+    turned_away(office.dial(machine))
+    turned_away(office.dial(newer))
+    (words,) = await office.events("certificate.revoked")
+    assert newer.serial in words
+    assert isinstance(office.dial(other), Peer)
+
+
+async def test_a_retired_certificate_that_is_revoked_takes_nothing_with_it(office: Office) -> None:
+    machine = await office.joined()
+    newer = await office.renew(machine)
+    assert isinstance(office.dial(newer), Peer)
+    newest = await office.renew(newer)
+    assert (await revoke(office.identities, machine.serial, "an old disk was lost")).serials == (machine.serial,)
+    assert isinstance(office.dial(newest), Peer)
+
+
 async def test_a_file_for_a_revoked_node_is_refused_until_the_node_is_removed(office: Office) -> None:
     await office.joined()
     await revoke(office.identities, "gpu-1", "stolen")

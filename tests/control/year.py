@@ -1,11 +1,16 @@
-"""A year of renewals and a control plane that is killed at any moment: ``python -m tests.control.year [SEED]``."""
+"""A year of renewals and kills: ``python -m tests.control.year [--seed 1] [--days 365] [--skip-processes]``.
+
+Twice: twenty nodes and a control plane that forgets at any moment what it had not stored, in this process; then one
+node whose both sides are processes that are killed (``tests.control.kills``).
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
-import sys
 import tempfile
+import time
 from pathlib import Path
 
 import structlog
@@ -13,6 +18,7 @@ import structlog
 from llmgw.link.server import Peer
 from llmgw.store.memory import MemoryStore
 from tests.control.clock import Time
+from tests.control.kills import KilledYear, memory_folder
 from tests.control.office import DAY_S, Machine, Office, open_office
 
 
@@ -90,11 +96,35 @@ class Year:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--days", type=float, default=365.0)
+    parser.add_argument("--skip-processes", action="store_true", help="only what runs in this process, within a minute")
+    given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        year = Year(Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-        asyncio.run(year.run(365.0))
-    print(f"a year: {year.renewals} renewals, {year.lives - 1} kills of the control plane, nobody was locked out")
+        year = Year(Path(folder), given.seed)
+        asyncio.run(year.run(given.days))
+    print(
+        f"seed {given.seed}, {given.days:g} days, 20 nodes: {year.renewals} renewals, {year.lives - 1} kills of the "
+        f"control plane, nobody was locked out; {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
+    if not given.skip_processes:
+        processes(given.seed, given.days)
+
+
+def processes(seed: int, days: float) -> None:
+    began = time.monotonic()
+    with memory_folder() as folder:
+        year = KilledYear(folder, seed)
+        year.run(days)
+    kills = ", ".join(f"{count} at `{step}`" for step, count in sorted(year.killed.items()))
+    print(
+        f"seed {seed}, {days:g} days, 1 node: {year.renewals} renewals, {year.recoveries} answers to proofs of an "
+        f"expired key, {year.killed.total()} kills ({kills}), it was never locked out; {time.monotonic() - began:.0f} s"
+    )
 
 
 if __name__ == "__main__":

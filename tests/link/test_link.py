@@ -149,7 +149,8 @@ async def test_a_second_machine_is_refused_and_the_first_stays(serve, dial):
     assert refusal.words == (
         f"a second machine at {refusal.address} claims to be 'a', which is connected from {address}: refused; "
         "two machines share a name and certificate (a copied image or disk?): give one of them its own with "
-        "`llmgw ctl node token NAME` and `llmgw agent join`"
+        "`llmgw ctl node token NAME` and `llmgw agent join`. Once a certificate that both have is renewed, the older "
+        "one counts as copied, and neither is let in"
     )
     assert f"connected already, from another machine at {address} (you are at {refusal.address})" in words
     assert first.client.state.connected

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +22,9 @@ from tests.onboarding.proxmox.iso import read_iso
 SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
 
 _HOOK = """#!/bin/sh
-# In the background: a machine takes its time, and nobody waits for it here.
+# In the background: a machine takes its time, and nobody waits for it here. While it does, the lock is held.
+exec 9>>{folder}/booting.lock
+flock --shared 9
 PYTHONPATH={root} {python} -m tests.onboarding.answering_machine {folder} "$1" >{folder}/hook.log 2>&1 </dev/null &
 """
 
@@ -57,9 +61,11 @@ class Machines:
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def end(self) -> None:
+        with (self.host.folder / "booting.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
         for path in self.host.folder.glob("sshd-*.pid"):
-            with suppress(ProcessLookupError, ValueError):
-                _end(int(path.read_text()))
+            with suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGTERM)
 
 
 def boot(folder: Path, vmid: int) -> None:
@@ -90,20 +96,11 @@ def serve(folder: Path, vmid: int) -> None:
         key.chmod(0o600)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     port = (folder / "sshd.port").read_text()
-    settings = {
-        "ListenAddress": "127.0.0.1",
-        "Port": port,
-        "HostKey": str(key),
-        "PidFile": str(folder / f"sshd-{vmid}.pid"),
-        "UsePAM": "no",
-    }
+    settings = {"ListenAddress": "127.0.0.1", "Port": port, "HostKey": str(key), "PidFile": "none", "UsePAM": "no"}
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    # It goes into the background by itself once it listens.
-    subprocess.run([SSHD, "-f", "/dev/null", "-E", str(folder / "sshd.log"), *options], check=True)
-
-
-def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGTERM)
+    command = shlex.join([SSHD, "-D", "-f", "/dev/null", "-E", str(folder / "sshd.log"), *options])
+    script = f"{command} </dev/null >/dev/null 2>&1 & echo $! >{folder}/sshd-{vmid}.pid"
+    subprocess.run(["sh", "-c", script], check=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ import pytest
 from tests.agent.booted import Node, booted
 
 USER = "admin"
+NO_RELEASE = "v0.0.0+1.checkout"
 NEEDED = {
     "systemd-nspawn": "systemd-container",
     "ip": "iproute2",
@@ -83,6 +85,12 @@ def fresh(name: str, furnish: Callable[[Path], None] = lambda root: None, *, ssh
         if sshd:
             found.start_sshd()
         yield found
+
+
+def as_version(version: str, head: str = "") -> str:
+    """A program that is this checkout, which lies in the machine, too. Its own version changes with each commit."""
+    says = f'if [ "$1" = --version ]; then echo llmgw {version}; exit; fi'
+    return f'#!/bin/sh\n{head}\n{says}\nexec {sys.executable} -m llmgw "$@"\n'
 
 
 def _furnish(root: Path, name: str, public: str) -> None:

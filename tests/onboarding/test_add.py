@@ -17,7 +17,7 @@ import yaml
 
 from llmgw.pki.authority import Authority
 from tests.cluster.lab import Lab
-from tests.onboarding.nodes import Fresh, fresh
+from tests.onboarding.nodes import NO_RELEASE, Fresh, as_version, fresh
 from tests.onboarding.provisioning import ROOT
 from tests.onboarding.proxmox import schema
 from tests.onboarding.proxmox.host import GIB, Host, install_programs, qcow2
@@ -105,7 +105,7 @@ def site() -> Iterator[Site]:
         text = lab.server_file.read_text()
         lab.server_file.write_text(text.replace("https://127.0.0.1", f"https://{machine.here}"))
         binary = folder / "llmgw"
-        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m llmgw "$@"\n')
+        binary.write_text(as_version(NO_RELEASE))
         binary.chmod(0o755)
         started, hook = folder / "started", host.folder / "hooks/start"
         os.mkfifo(started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import os
 import re
 import stat
@@ -10,14 +11,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from llmgw.onboarding import scripts
 from llmgw.pki.authority import Authority
 from tests.cluster.lab import Lab, eventually
-from tests.onboarding.nodes import USER, Fresh, fresh
+from tests.onboarding.nodes import NO_RELEASE, USER, Fresh, as_version, fresh
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: containers"),
@@ -102,8 +106,7 @@ def site() -> Iterator[Site]:
         text = lab.server_file.read_text()
         lab.server_file.write_text(text.replace("https://127.0.0.1", f"https://{machine.here}"))
         binary = lab.root / "llmgw"
-        # This checkout lies in the machine, too: a build that is no release.
-        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m llmgw "$@"\n')
+        binary.write_text(as_version(NO_RELEASE))
         binary.chmod(0o755)
         try:
             lab.server()
@@ -156,7 +159,7 @@ def test_a_full_disk(site: Site, folder: str) -> None:
 
 def test_a_build_for_another_architecture(site: Site, tmp_path: Path) -> None:
     other = tmp_path / "llmgw"
-    other.write_text(f'#!/bin/sh\n# linux-arm64\nexec {sys.executable} -m llmgw "$@"\n')
+    other.write_text(as_version(NO_RELEASE, "# linux-arm64"))
     other.chmod(0o755)
     said = site.refused("--binary", str(other))
     assert f"{site.fresh.address} is x86_64, and {other} is for aarch64" in said
@@ -170,8 +173,6 @@ def test_an_address_that_the_certificate_of_the_server_lacks(site: Site) -> None
 
 def test_a_copy_that_is_cut_off(site: Site) -> None:
     """Less room than the look at it found, since something else wrote meanwhile: nothing half is in place."""
-    from llmgw.onboarding import scripts
-
     done = subprocess.run(
         ["nsenter", "-t", str(site.fresh.node._leader), "-a", "sh", "-c", scripts.COPY, "llmgw", "0" * 64],
         input=b"half",
@@ -275,6 +276,58 @@ def test_what_the_agent_refuses_is_said_in_its_words_and_mended_by_another_run(s
     assert site.listed() == ["node01"]
 
 
+@contextmanager
+def serving(folder: Path, host: str) -> Iterator[tuple[str, list[str]]]:
+    """The folder by HTTP; what was asked for is in the list."""
+    asked: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: object) -> None:
+            asked.append(self.path)
+
+    with http.server.ThreadingHTTPServer((host, 0), partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://{host}:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_release_is_fetched_by_the_node_itself_and_checked(site: Site, tmp_path: Path) -> None:
+    name = "llmgw-v9.8.7-linux-amd64"
+    release = tmp_path / "v9.8.7" / name
+    release.parent.mkdir()
+    release.write_text(as_version("v9.8.7"))
+    release.chmod(0o755)
+    checksums = release.with_name("checksums.txt")
+    before = site.there("usr/local/bin/llmgw").read_bytes()
+    with serving(tmp_path, site.fresh.here) as (url, asked):
+
+        def fetch() -> str:
+            done = site.fresh.node.call("sh", "-c", scripts.FETCH, "llmgw", f"{url}/v9.8.7", name)
+            assert bool(done.returncode) is bool(done.stderr)
+            return (done.stdout + done.stderr).splitlines()[-1]
+
+        assert fetch() == f"{url}/v9.8.7/checksums.txt can't be had"
+        checksums.write_text(f"{'0' * 64}  llmgw-v9.8.7-linux-arm64\n")
+        assert fetch() == f"{url}/v9.8.7/checksums.txt does not name {name}"
+        checksums.write_text(f"{'0' * 64}  {name}\n")
+        found = hashlib.sha256(release.read_bytes()).hexdigest()
+        said = f"{url}/v9.8.7/{name} has sha256 {found}, and checksums.txt beside it says {'0' * 64}"
+        assert fetch() == f"{said}: it was not installed"
+        assert site.there("usr/local/bin/llmgw").read_bytes() == before
+        checksums.write_text(f"{found} *{name}\n")
+        done = site.onboard("--binary", str(release), "--releases", url)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert site.there("usr/local/bin/llmgw").read_bytes() == release.read_bytes()
+        asked.clear()
+        assert fetch() == "unchanged"
+        assert asked == ["/v9.8.7/checksums.txt"]
+    assert not list(site.there("usr/local/bin").glob(".llmgw*"))
+
+
 def test_a_file_that_somebody_else_wrote_is_kept_beside_the_new_one(site: Site) -> None:
     file = site.there("etc/llmgw/agent.yaml")
     theirs = file.read_text().replace("Written by", "Looked after by")
@@ -286,7 +339,6 @@ def test_a_file_that_somebody_else_wrote_is_kept_beside_the_new_one(site: Site) 
 
 
 def test_a_name_that_is_not_the_host_s_is_written_down(site: Site) -> None:
-    """The machine stays the node that it was: its agent's identity is another then, and it says so."""
     done = site.onboard(node="node02")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "its host name is node01, not node02" in done.stdout

@@ -195,7 +195,7 @@ def test_both_are_trusted_until_the_older_one_is_dropped(authority: Authority, i
         rotation.finish(authority.directory)
 
 
-@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("step", range(9))
 def test_a_rotation_that_was_cut_off_is_taken_up_again(
     authority: Authority, issuer: Issuer, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +230,9 @@ def test_a_rotation_that_was_cut_off_is_taken_up_again(
     newer = Authority.load(authority.directory)
     assert newer.roots == (newer.certificate, authority.certificate)
     assert Issuer.load(authority.directory, (newer.certificate,)) is not None
+    kept = rotation.older_issuer(authority.directory, newer.roots)
+    assert kept is not None
+    assert kept.certificate == issuer.certificate
     assert not (authority.directory / "ca-next-key.pem").exists()
 
 

@@ -185,9 +185,15 @@ def _revoke_one(rooms: Identities, known: Certificate, why: str) -> tuple[str, t
     closed = peer is not None and peer.identity.serial == known.serial
     if known.state == "revoked":
         return known.node, (), False
-    rooms.serials.revoke((known,), why)
-    rooms.plane.note("certificate.revoked", known.node, f"certificate {known.serial} was revoked: {why}")
-    return known.node, (known,), closed
+    # Whoever had its key may have renewed it already: what waits to take over from it is no better.
+    waiting = [each for each in rooms.plane.book.line(known) if each.state == "next" and each.previous == known.serial]
+    gone = (known, *waiting)
+    rooms.serials.revoke(gone, why)
+    words = f"certificate {known.serial} was revoked: {why}"
+    if waiting:
+        words += f"; and what was to replace it: {', '.join(each.serial for each in waiting)}"
+    rooms.plane.note("certificate.revoked", known.node, words)
+    return known.node, gone, closed
 
 
 def _revoked_view(

@@ -19,6 +19,7 @@ from llmgw.pki.contexts import Identity, ServerIdentity, read_identity
 from llmgw.pki.files import CERT_MODE, KEY_MODE, replace
 from llmgw.pki.issuer import ISSUER_FILES, Issuer
 from llmgw.pki.names import PkiError
+from llmgw.pki.rotation import OLD_ISSUER_FILES, older_issuer
 from llmgw.pki.signing import DAY_S, pem_of
 
 log = structlog.get_logger()
@@ -49,6 +50,7 @@ class OwnIdentity:
         self.trouble = ""
         """Why the issuing key that is there can't be used; empty: nothing is wrong with it, or there is none."""
         self.on_changed: list[Callable[[], None]] = []
+        self._older_issuer: Issuer | None = None
         self._issuers_seen: set[str] = set()
         self._seen = self._signature()
         self._read_issuer()
@@ -106,21 +108,28 @@ class OwnIdentity:
             log.error("the issuing key can't be used: nodes can't join or renew", why=self.trouble)
         if self.issuer is not None:
             self._issuers_seen.add(self.issuer.key_id)
+        try:
+            self._older_issuer = older_issuer(self.folder, self.identity.roots)
+        except PkiError as error:
+            self._older_issuer = None
+            log.warning("the own certificate is not renewed until the older authority is dropped", why=str(error))
+
+    @property
+    def _own_issuer(self) -> Issuer | None:
+        """Who signs the own certificate: nodes that have not moved yet trust nothing but the older authority."""
+        return self.issuer if len(self.identity.roots) == 1 else self._older_issuer
 
     def _is_due(self, now: datetime) -> bool:
-        own, issuer = self.identity.own, self.issuer
+        own, issuer = self.identity.own, self._own_issuer
         if issuer is None or (issuer.not_after <= own.not_after and self.identity.issued_here):
             return False  # Where the issuing key is near its own end, nothing would be won by it.
-        if len(self.identity.roots) > 1:
-            # Nodes that have not moved yet trust the older authority alone, and the issuing key is of the newer one.
-            return False
         if not self.identity.issued_here:
             return True  # The authority that it is of was just dropped.
         life = own.not_after - own.not_before
         return own.not_after - now < max(life * RENEW_LEFT, min(RENEW_BEFORE, life / 2))
 
     def _renew(self, now: datetime) -> None:
-        issuer, own = self.issuer, self.identity.own
+        issuer, own = self._own_issuer, self.identity.own
         assert issuer is not None
         signed, key = issuer.issue_server(own.common_name, own.names, RENEWED_LIFETIME_S, now)
         # The key first: whoever reads between the two sees a pair that does not match, keeps what it has, looks again.
@@ -131,7 +140,8 @@ class OwnIdentity:
 
     def _signature(self) -> tuple[object, ...]:
         """What tells changed files from those that were read."""
-        paths = (self.files.ca, self.files.cert, self.files.key, *(self.folder / name for name in ISSUER_FILES))
+        issuers = (self.folder / name for name in (*ISSUER_FILES, *OLD_ISSUER_FILES))
+        paths = (self.files.ca, self.files.cert, self.files.key, *issuers)
         return tuple(_stamp(path) for path in paths)
 
 

@@ -235,7 +235,8 @@ class Registry:
             "`llmgw agent join` here), or stop the other",
             event=f"a second machine at {address} claims to be {hello.id!r}, which is connected from {old.address}: "
             "refused; two machines share a name and certificate (a copied image or disk?): give one of them its own "
-            "with `llmgw ctl node token NAME` and `llmgw agent join`",
+            "with `llmgw ctl node token NAME` and `llmgw agent join`. Once a certificate that both have is renewed, "
+            "the older one counts as copied, and neither is let in",
         )
 
     def _welcome(self, hello: Hello, presented: Presented) -> Admitted:

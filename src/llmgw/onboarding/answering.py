@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SSH_PORT = 22
-_RETRY_S = 1.0
+_RETRY_S = 0.5
 _CONNECT_S = 5
 _PEEK_S = 1.5
 

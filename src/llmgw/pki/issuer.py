@@ -60,12 +60,14 @@ class Issuer:
         self.not_after = facts.not_after
 
     @classmethod
-    def load(cls, directory: Path, roots: Sequence[x509.Certificate]) -> Issuer | None:
+    def load(
+        cls, directory: Path, roots: Sequence[x509.Certificate], files: tuple[str, str] = ISSUER_FILES
+    ) -> Issuer | None:
         """The issuing key of a directory; None where there is none. Raises PkiError where it can't be used.
 
         ``roots``: of whom it must be an intermediate.
         """
-        cert_path, key_path = (directory / name for name in ISSUER_FILES)
+        cert_path, key_path = (directory / name for name in files)
         if not cert_path.exists() and not key_path.exists():
             return None
         certificate = read_certificate(cert_path, "the issuer's certificate")

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+
+from cryptography import x509
 
 from llmgw.pki.authority import Authority
 from llmgw.pki.files import CERT_MODE, KEY_MODE, replace
@@ -17,6 +20,8 @@ from llmgw.pki.signing_request import new_key, pem_of_key
 
 NEXT_KEY = "ca-next-key.pem"
 OLD_KEY = "ca-old-key.pem"
+OLD_ISSUER_FILES = ("issuer-old.pem", "issuer-old-key.pem")
+"""The older authority's issuing key: by it control planes renew their own certificates until every node has moved."""
 
 
 def begin(directory: Path, *, issuer: bool = True, now: datetime | None = None) -> tuple[Authority, Issuer | None]:
@@ -27,7 +32,7 @@ def begin(directory: Path, *, issuer: bool = True, now: datetime | None = None) 
     authority, next_key = Authority.load(directory), directory / NEXT_KEY
     if len(authority.roots) > 1 and not next_key.exists():
         if (directory / ISSUER_FILES[0]).exists() and not _has_issuer(authority):
-            return authority, issue_issuer(authority, directory, renew=True, now=now)
+            return authority, _issuer_of(authority, now)
         raise PkiError(
             f"{directory / 'ca.pem'} has two authorities already: "
             f"`llmgw ctl cert rotate-ca --finish --dir {directory}` drops the older one once every node has moved"
@@ -45,7 +50,7 @@ def begin(directory: Path, *, issuer: bool = True, now: datetime | None = None) 
     except OSError as error:
         raise PkiError(f"{directory} can't be written to: {error.strerror or error}") from error
     newer = Authority.load(directory)
-    return newer, issue_issuer(newer, directory, renew=True, now=now) if issuer else None
+    return newer, _issuer_of(newer, now) if issuer else None
 
 
 def finish(directory: Path) -> Authority:
@@ -59,10 +64,26 @@ def finish(directory: Path) -> Authority:
         )
     try:
         replace(directory / "ca.pem", pem_of(authority.certificate), CERT_MODE)
-        (directory / OLD_KEY).unlink(missing_ok=True)
+        for name in (OLD_KEY, *OLD_ISSUER_FILES):
+            (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise PkiError(f"{directory} can't be written to: {error.strerror or error}") from error
     return Authority.load(directory)
+
+
+def older_issuer(directory: Path, roots: tuple[x509.Certificate, ...]) -> Issuer | None:
+    """The issuing key of the authority that is to be dropped; None: there is none. Raises PkiError."""
+    return Issuer.load(directory, roots[1:], OLD_ISSUER_FILES) if len(roots) > 1 else None
+
+
+def _issuer_of(newer: Authority, now: datetime | None) -> Issuer:
+    """An issuing key of the newer authority; that of the older one is kept until it is dropped."""
+    directory = newer.directory
+    with suppress(PkiError):
+        if Issuer.load(directory, newer.roots[1:]) is not None:
+            for name, kept, mode in zip(ISSUER_FILES, OLD_ISSUER_FILES, (CERT_MODE, KEY_MODE), strict=True):
+                replace(directory / kept, (directory / name).read_bytes(), mode)
+    return issue_issuer(newer, directory, renew=True, now=now)
 
 
 def _has_issuer(authority: Authority) -> bool:

@@ -133,9 +133,9 @@ def test_a_life(service: Service) -> None:
 
     # Again: nothing to do. Anew: the engine goes on, and is adopted.
     pid = service.pid()
-    (said,) = service.install()
-    assert said.startswith(f"{UNIT} runs since before ({BINARY}, llmgw v")
-    assert said.endswith(f", pid {pid}); nothing had changed")
+    (again,) = service.install()
+    assert again.startswith(f"{UNIT} runs since before ({BINARY}, llmgw v")
+    assert again.endswith(f", pid {pid}); nothing had changed")
     assert service.pid() == pid
     drop_in = service.node.root / f"etc/systemd/system/{UNIT}.d/quick.conf"
     drop_in.parent.mkdir()
@@ -182,10 +182,10 @@ def test_a_life(service: Service) -> None:
     assert str(service.config) in told
     drop_in.unlink()
     drop_in.parent.rmdir()
-    left = changed(service.node) - before
+    remains = changed(service.node) - before
     covered = tuple(path.lstrip("/") for path in (*told, str(service.lab.root), *USERS))
     assert "the user llmgw-engine" in gone.stdout
-    assert [path for path in sorted(left) if not path.startswith(covered)] == []
+    assert [path for path in sorted(remains) if not path.startswith(covered)] == []
 
 
 AS_ROOT = r"""
