@@ -246,14 +246,20 @@ class Lab:
         for proc in self.procs:
             if proc.popen.poll() is None:
                 proc.kill()
-        eventually(self._is_empty, f"nothing runs in {self.root} any more", 20)
+        end_all(self.root)
 
-    def _is_empty(self) -> bool:
-        """Ends what is on record. Whoever was about to start something when it was killed left a reaper without one."""
-        for record in self.root.rglob("record.json"):
+
+def end_all(root: Path) -> None:
+    """Ends what agents and others have started below ``root`` to outlive them."""
+
+    def is_empty() -> bool:
+        """Whoever was about to start something when it was killed left a reaper, and no record yet."""
+        for record in root.rglob("record.json"):
             for who in ("reaper", "program"):
                 _end(json.loads(record.read_text())[who])
-        return not any(b"reaper.py\0" + bytes(self.root) in argv for argv in _command_lines())
+        return not any(b"reaper.py\0" + bytes(root) in argv for argv in _command_lines())
+
+    eventually(is_empty, f"nothing runs in {root} any more", 20)
 
 
 def _command_lines() -> Iterator[bytes]:

@@ -30,7 +30,7 @@ from llmgw.link.client import ClientIdentity, LinkClient
 from llmgw.link.messages import Hello
 from llmgw.pki.contexts import client_context
 from llmgw.store.sqlite import SqliteStore
-from tests.cluster.lab import eventually
+from tests.cluster.lab import ENGINE_PORTS, end_all, eventually
 from tests.control.house import House, Opened, open_house
 
 DEADLINE_S = 30.0
@@ -231,6 +231,7 @@ async def agent_of(file: Path, log: Path) -> AsyncIterator[asyncio.subprocess.Pr
         if process.returncode is None:
             process.terminate()
         await process.wait()
+        end_all(file.parent)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,9 @@ async def test_an_agent_whose_clock_is_off_renews_or_says_so_in_its_own_log(
         assert file is not None
         house.clock.ahead_s = -60.0 * minutes
         with file.open("a") as more:
-            more.write(f"reconnect_base: 200ms\nweights_dir: {folder}/weights\nengines_dir: {folder}/engines\n")
+            more.write(
+                f"reconnect_base: 200ms\nports: {ENGINE_PORTS}\nweights_dir: {folder}/weights\nengines_dir: {folder}/engines\n"
+            )
         async with agent_of(file, log) as agent:
             await until(lambda: house.link.peer("gpu-1", "node") is not None, f"it is let in: {log.read_text()}")
             ask_to_renew(house.identities, "gpu-1")
