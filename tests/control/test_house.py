@@ -274,9 +274,8 @@ async def test_an_agent_whose_clock_is_off_renews_or_says_so_in_its_own_log(
         assert file is not None
         house.clock.ahead_s = -60.0 * minutes
         with file.open("a") as more:
-            more.write(
-                f"reconnect_base: 200ms\nports: {ENGINE_PORTS}\nweights_dir: {folder}/weights\nengines_dir: {folder}/engines\n"
-            )
+            more.write(f"reconnect_base: 200ms\nports: {ENGINE_PORTS}\n")
+            more.write(f"weights_dir: {folder}/weights\nengines_dir: {folder}/engines\n")
         async with agent_of(file, log) as agent:
             await until(lambda: house.link.peer("gpu-1", "node") is not None, f"it is let in: {log.read_text()}")
             ask_to_renew(house.identities, "gpu-1")
