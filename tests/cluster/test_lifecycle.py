@@ -81,13 +81,11 @@ def test_a_node_that_dies_takes_nothing_with_it_for_good() -> None:
             40,
         )
         assert after["placements"][0]["node"] == "n2"
-        began = time.monotonic()
         assert states() == {"n1": "lost", "n2": "ready"}
         # The one that was lost is shown for as long as its node could come back with it.
         lost = next(found for found in lab.get("replicas") if found["id"] == before["id"])
         assert (lost["state"], lost["lost"]) == ("failed", True)
         assert (len(lab.get("replicas")), len(lab.get("models"))) == (2, 1)
-        assert time.monotonic() - began < 1
         assert any("n1" in event["words"] for event in lab.events("replica.failed"))
         assert ask(lab, lab.key()).status_code == 200
     finally:
