@@ -18,8 +18,10 @@ from pathlib import Path
 LOCK = Path(__file__).with_name("debian.lock")
 SUITE = "bookworm"
 MIRROR = "LLMGW_DEBIAN_MIRROR"
-"""Names the variable that says where Debian's packages are, where not at Debian's own address."""
-_USUAL_MIRROR = "http://deb.debian.org"
+"""Names the variable that says where Debian's archive is, the part before ``/debian``; left out: where this machine's apt
+finds it."""
+_SOURCES = Path("/etc/apt")
+_URI = re.compile(r"(?:^URIs:|^deb\b.*?)\s(https?://\S+?)/debian/?(?:\s|$)", re.MULTILINE)
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 NAMES = (
     "libpython3.11-minimal",
@@ -97,6 +99,14 @@ def unpack(packages: list[Path], folder: Path) -> None:
         _run(["dpkg-deb", "--extract", str(package), str(folder)], cwd=folder)
 
 
+def mirror_of(sources: Path) -> str:
+    """Where apt finds Debian's archive, by its lists of sources. Raises DebianRefused: in none of them."""
+    for file in sorted((*sources.glob("sources.list"), *sources.glob("sources.list.d/*"))):
+        if found := _URI.search(file.read_text(encoding="utf-8")):
+            return found[1]
+    raise DebianRefused(f"no list of {sources} names Debian's archive: say where it is with {MIRROR}=URL")
+
+
 class _Apt:
     def __init__(self, folder: Path, architecture: str) -> None:
         if not _KEYRING.exists():
@@ -106,7 +116,7 @@ class _Apt:
         for part in ("none", "lists/partial", "cache/archives/partial"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         (folder / "status").touch()
-        mirror = os.environ.get(MIRROR, _USUAL_MIRROR).rstrip("/")
+        mirror = os.environ.get(MIRROR, "").rstrip("/") or mirror_of(_SOURCES)
         signed = f"deb [signed-by={_KEYRING}]"
         older = _OLDER[architecture]
         lines = [
