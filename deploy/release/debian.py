@@ -18,8 +18,8 @@ from pathlib import Path
 LOCK = Path(__file__).with_name("debian.lock")
 SUITE = "bookworm"
 MIRROR = "LLMGW_DEBIAN_MIRROR"
-"""Names the variable that says where Debian's archive is, the part before ``/debian``; left out: where this machine's apt
-finds it."""
+"""Names the variable that says where Debian's archive is, the part before ``/debian``; left out: where this machine's
+apt finds it."""
 _SOURCES = Path("/etc/apt")
 _URI = re.compile(r"(?:^URIs:|^deb\b.*?)\s(https?://\S+?)/debian/?(?:\s|$)", re.MULTILINE)
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
