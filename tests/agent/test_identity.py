@@ -206,6 +206,7 @@ def test_a_kill_at_any_step_of_a_renewal_locks_nobody_out(in_memory: IdentitySto
         whole = whole and done
         settled = store.settle()
         assert settled is not None
+        assert [path.name for path in store.directory.rglob(".*")] == [".lock"], "nothing half made stays, keys least"
         ledger.use(settled.serial)
         step += 1
     assert interrupted > 40

@@ -69,10 +69,12 @@ class KilledYear:
         self._usual_s = 0.1
         make_pki(folder / "pki", now=self.time().wall_s)
 
-    def run(self, days: float) -> None:
+    def run(self, days: float, tell: Callable[[float], object] = lambda day: None) -> None:
+        """``tell`` is called after each renewal with the day that it is."""
         self._join()
-        end = self.time().wall_s + days * DAY_S
-        while self.time().wall_s < end:
+        begin = self.time().wall_s
+        while (day := (self.time().wall_s - begin) / DAY_S) < days:
+            tell(day)
             life = self.rng.uniform(0.45, 0.60) if self.rng.random() > 0.02 else self.rng.uniform(1.5, 3.0)
             self.time.move(life * DAY_S)
             self._renewed(self._settled())
@@ -97,6 +99,8 @@ class KilledYear:
         pair = self.agent.settle()
         if pair is None:
             raise LockedOut("no pair is whole")
+        if rest := [path for path in self.agent.directory.rglob(".*") if path.name != ".lock"]:
+            raise LockedOut(f"what was half made lies there still: {rest}")
         return pair
 
     def _renewed(self, old: Pair) -> None:

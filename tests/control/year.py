@@ -119,7 +119,15 @@ def processes(seed: int, days: float) -> None:
     began = time.monotonic()
     with memory_folder() as folder:
         year = KilledYear(folder, seed)
-        year.run(days)
+        month = 0
+
+        def tell(day: float) -> None:
+            nonlocal month
+            if day >= 30.0 * (month + 1):
+                month = int(day // 30)
+                print(f"  day {day:.0f}: {year.renewals} renewals, {year.killed.total()} kills", flush=True)
+
+        year.run(days, tell)
     kills = ", ".join(f"{count} at `{step}`" for step, count in sorted(year.killed.items()))
     print(
         f"seed {seed}, {days:g} days, 1 node: {year.renewals} renewals, {year.recoveries} answers to proofs of an "

@@ -40,6 +40,7 @@ KEPT = 2
 CURRENT = "current"
 DRAFT = ".new-"
 GONE = ".gone-"
+LOCK = ".lock"
 RENEWAL = "renewal-of-"
 """What a key is made for that replaces a pair: this and the pair's serial."""
 
@@ -107,6 +108,10 @@ class IdentityStore:
         with self._locked():
             for rest in (*self.directory.glob(f"{DRAFT}*"), *self.directory.glob(f"{GONE}*")):
                 shutil.rmtree(rest, ignore_errors=True)
+            # Files that were being written: keys that nobody has a use for any more among them.
+            for rest in (*self.directory.glob(".*"), *(self.directory / "pending").glob(".*")):
+                if rest.name != LOCK and (rest.is_symlink() or rest.is_file()):
+                    rest.unlink(missing_ok=True)
             pairs = self._pairs()
             if not pairs:
                 return None
@@ -242,7 +247,7 @@ class IdentityStore:
         """One at a time: the agent renews while somebody joins anew by hand."""
         with _in_words(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 yield
