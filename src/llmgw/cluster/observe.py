@@ -106,9 +106,8 @@ def _fold_running(step: Step, replica: Replica) -> None:
         # But for one thing: a rank that is not ready is enough for all.
         for rank, (node, shard) in enumerate(zip(reporting, shards, strict=True)):
             if node is not None and shard is not None and shard.state is not ShardState.READY:
-                why = f"rank {rank}: {shard.why or shard.state.value} on {node.id}"
-                step.put(replace(moved(replica, ReplicaState.STARTING, why, step.now), endpoint=None))
-                step.note("replica.unready", replica.id, f"{replica.id} of {replica.model} is no longer ready: {why}")
+                words = f"rank {rank}: {shard.why or shard.state.value} on {node.id}"
+                step.put(_become(step, replica, ReplicaState.STARTING, words))
                 return
 
 
@@ -173,18 +172,21 @@ def _started(replica: Replica, shards: Sequence[ObservedShard | None]) -> bool:
 def _advance(step: Step, replica: Replica, nodes: list[Node], shards: list[ObservedShard | None]) -> None:
     state, why = progress(replica, nodes, shards)
     endpoint = shards[0].endpoint if shards[0] is not None and state is ReplicaState.READY else None
-    if state is not replica.state:
-        changed = moved(replica, state, why, step.now)
-        if state is ReplicaState.READY:
-            step.note("replica.ready", replica.id, f"{replica.id} of {replica.model} is {why}")
-        elif replica.state is ReplicaState.READY:
-            step.note("replica.unready", replica.id, f"{replica.id} of {replica.model} is no longer ready: {why}")
-    else:
-        changed = replace(replica, why=why)
-    changed = replace(changed, endpoint=endpoint)
+    changed = replace(_become(step, replica, state, why), endpoint=endpoint)
     if state is ReplicaState.READY and changed.failures and step.now.wall_s >= changed.since + FORGIVEN_AFTER_S:
         changed = replace(changed, failures=0, taken_port=0)
     step.put(changed)
+
+
+def _become(step: Step, replica: Replica, state: ReplicaState, why: str) -> Replica:
+    """It in that state, without an endpoint; that it got ready, or is no more, is noted."""
+    if state is replica.state:
+        return replace(replica, why=why, endpoint=None)
+    if state is ReplicaState.READY:
+        step.note("replica.ready", replica.id, f"{replica.id} of {replica.model} is {why}")
+    elif replica.state is ReplicaState.READY:
+        step.note("replica.unready", replica.id, f"{replica.id} of {replica.model} is no longer ready: {why}")
+    return replace(moved(replica, state, why, step.now), endpoint=None)
 
 
 def progress(

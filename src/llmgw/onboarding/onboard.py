@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
 
 from llmgw.link.course import parse_server
 from llmgw.link.enrolment import Enrolment, EnrolmentError, clocks_differ, trusting
@@ -21,6 +20,8 @@ from llmgw.onboarding.course import Say, Step, StepFailed
 from llmgw.onboarding.node_file import CONFIG, WRITER, Overrides, node_file
 from llmgw.onboarding.release import ARCHITECTURES, INSTALLED, Build, asset_of, folder_of
 from llmgw.onboarding.remote import Login, Ran, Remote, Unreachable
+from llmgw.onboarding.signing_here import SigningHere
+from llmgw.pki.names import PkiError
 
 WAIT_S = 180.0
 REGISTERED_S = 30.0
@@ -33,16 +34,6 @@ _LOOK_AGAIN_S = 0.5
 _MIB = 1 << 20
 _NEEDED_KIB = {"/usr/local": 512 * 1024, "/etc": 1024, "/var/lib": 64 * 1024}
 """A release, its copy while it arrives and what it unpacks; an agent's file; its state."""
-
-
-class Signing(Protocol):
-    """The authority's part."""
-
-    roots: str
-    """``ca.pem``."""
-
-    def sign(self, request: str, node: str) -> tuple[str, str]:
-        """The node's certificate and those of its issuers (PEM), and its serial. Raises PkiError."""
 
 
 Listed = Callable[[], Awaitable[str | None]]
@@ -62,7 +53,7 @@ class Plan:
     servers: Sequence[str]
     build: Build
     releases: str
-    signing: Signing
+    signing: SigningHere
     overrides: Overrides = field(default_factory=Overrides)
     listed: Listed | None = None
     wait_s: float = WAIT_S
@@ -88,20 +79,19 @@ class Onboarding:
     def steps(self) -> Sequence[Step]:
         plan = self._plan
         what = f"{plan.build}" if plan.build.is_release else f"{plan.build} (a copy of {plan.build.file})"
-        steps = [
+        names = ", ".join(self.opted_out)
+        return [
             Step(name=f"Ask {' and '.join(plan.servers)}", do=self._ask),
             Step(name=f"Wait for ssh of {self._login}", do=self._wait, needs="a key that is let in"),
             Step(name="Look at the machine", do=self._look, needs="sudo without a password, systemd, room"),
             Step(name=f"Install {what}", do=self._install),
             Step(name=f"Write {CONFIG}", do=self._write_file),
             Step(name="Have the node's key signed", do=self._identify, needs="the authority, here"),
+            *([Step(name=f"Try {names}", do=self._try_engines)] if names else ()),
             Step(name="Install and start the service llmgw-agent", do=self._serve),
             Step(name="Trust the authority on the whole machine", do=self._trust),
             Step(name="See the node registered", do=self._register),
         ]
-        if self._named:
-            steps.insert(6, Step(name=f"Try {', '.join(name for name, *_ in self._named)}", do=self._try_engines))
-        return steps
 
     @property
     def _named(self) -> Sequence[tuple[str, str, str]]:
@@ -199,8 +189,6 @@ class Onboarding:
             say(f"what somebody else had written there is kept as {CONFIG}.replaced")
 
     async def _identify(self, say: Say) -> None:
-        from llmgw.pki.names import PkiError
-
         node, signing = self._plan.node, self._plan.signing
         asked = await self._root(f'{INSTALLED} agent request --config "$1" --node "$2"', str(CONFIG), node)
         self._expect(asked, "the node could not make a key", f"sudo {INSTALLED} agent request --node {node}")
