@@ -170,13 +170,17 @@ class Proxmox(abc.ABC):
         """The command that a reader would use for ``qm WORDS…``."""
 
     async def iso_storage(self) -> str:
-        """A storage for the CD image: `local` where it can be, since that is what all installations have."""
-        usable = [each.name for each in await self.storages() if "iso" in each.content and each.active]
+        """A storage for the CD image."""
+        return await self.storage_for("iso", "CD images (content type iso), and the data of the first boot is one")
+
+    async def storage_for(self, content: str, what: str, otherwise: str = "") -> str:
+        """A storage that takes ``content``: `local` where it can be, since that is what all installations have."""
+        usable = [each.name for each in await self.storages() if content in each.content and each.active]
         if not usable:
             raise ProxmoxError(
-                f"no storage of {self.node} takes CD images (content type iso), and the data of the first boot is one: "
-                "`pvesm set local --content …,iso` allows it on a storage of yours",
-                look="pvesm status --content iso",
+                f"no storage of {self.node} takes {what}: `pvesm set local --content …,{content}` allows it on one "
+                f"of yours{otherwise}",
+                look=f"pvesm status --content {content}",
             )
         return "local" if "local" in usable else usable[0]
 

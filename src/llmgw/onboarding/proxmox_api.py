@@ -189,14 +189,8 @@ class Api(Proxmox):
         return local[0]
 
     async def _import_storage(self) -> str:
-        usable = [each.name for each in await self.storages() if "import" in each.content and each.active]
-        if not usable:
-            raise ProxmoxError(
-                f"no storage of {self.node} takes images to import (content type import, Proxmox VE 8.2 and later): "
-                "`pvesm set local --content …,import` allows it on a storage of yours; or run this on the host",
-                look="pvesm status --content import",
-            )
-        return "local" if "local" in usable else usable[0]
+        what = "images to import (content type import, Proxmox VE 8.2 and later)"
+        return await self.storage_for("import", what, "; or run this on the host")
 
     def _machine(self, vmid: int) -> str:
         return f"/nodes/{self.node}/qemu/{vmid}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from llmgw.agent.service.systemd import UNIT_FILE, ServiceRefused
 from llmgw.agent.service.unit import MARK
+from llmgw.private_file import write_whole
 
 
 def is_there(path: Path = UNIT_FILE) -> bool:
@@ -35,7 +35,7 @@ def put(text: str, path: Path = UNIT_FILE) -> list[str]:
             kept = kept_as(path)
             path.rename(kept)
             done.append(f"the unit that somebody else had put there is at {kept} now")
-        _write(path, text)
+        write_whole(path, text, 0o644)  # systemd may read it at any moment
     except OSError as error:
         raise ServiceRefused(f"{path} can't be written: {error.strerror}") from error
     return [*done, f"wrote {path}"]
@@ -44,20 +44,3 @@ def put(text: str, path: Path = UNIT_FILE) -> list[str]:
 def kept_as(path: Path = UNIT_FILE) -> Path:
     """Where a stranger's unit goes that was in the way. systemd reads no file of such a name."""
     return path.with_name(f"{path.name}.replaced")
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: systemd may read it at any moment."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        draft.rename(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
