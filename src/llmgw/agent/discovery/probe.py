@@ -15,6 +15,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmgw.process.identity import read_stat
+
 _OUTPUT_LIMIT_BYTES = 4 << 20
 _REAP_LIMIT_S = 1.0
 _stuck: dict[str, asyncio.subprocess.Process] = {}
@@ -44,7 +46,7 @@ async def run_probe(name: str, argv: Sequence[str], limit_s: float) -> Output:
 
     Output goes to memory files rather than pipes, so that a grandchild which keeps it open delays nothing.
     """
-    if (earlier := _stuck.get(name)) is not None and earlier.returncode is None and _exists(earlier.pid):
+    if (earlier := _stuck.get(name)) is not None and earlier.returncode is None and _runs(earlier.pid):
         raise ProbeHung(f"{name} is stuck in the driver and can't be killed")
     _stuck.pop(name, None)
     with _memory_file() as stdout, _memory_file() as stderr:
@@ -95,8 +97,10 @@ async def _end(name: str, process: asyncio.subprocess.Process) -> None:
         _stuck[name] = process
 
 
-def _exists(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
+def _runs(pid: int) -> bool:
+    """False also of one that has died, and that asyncio has not noticed yet."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state not in ("Z", "X")
 
 
 def _memory_file() -> contextlib.AbstractContextManager[_Descriptor]:
