@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from llmgw.cluster.explain import why
 from llmgw.cluster.model import Cluster, DesiredShard, EngineHistory, EngineOnNode, EngineState, Node, ReplicaState
 from llmgw.cluster.reconcile import apply
 from llmgw.cluster.rolling import restart
+from llmgw.cluster.starting import FAILURES_GIVEN_UP, builds_for_all
 
 from .building import NOW, cluster, engine, later, model, node, profile
 from .lab import Lab
@@ -51,7 +53,15 @@ def started(*nodes: Node, spec: ModelSpec = CHAT) -> Lab:
 
 def versions(lab: Lab) -> Counter[str]:
     """On which version how many replicas are ready."""
-    return Counter(each.profile.engine_version for each in lab.ready() if each.profile is not None)
+    return versions_of(lab, "m")
+
+
+def versions_of(lab: Lab, model: str) -> Counter[str]:
+    return Counter(each.profile.engine_version for each in lab.ready(model) if each.profile is not None)
+
+
+def has_failed(lab: Lab, times: int) -> bool:
+    return lab.replicas("new")[0].failures == times
 
 
 def on(version: str) -> Callable[[DesiredShard], bool]:
@@ -80,17 +90,18 @@ def test_an_engine_that_the_file_lists_no_more_asks_for_no_version() -> None:
     assert lab.state.catalog.models[0].profiles[0].engine_version == ""
     assert versions(lab) == {"1": 2}
     assert lab.told("replica.draining") == []
-    assert builds_for(lab.state, lab.state.replicas.values()) == (OLD,)
+    assert builds_for_all(lab.state) == ()
+    assert builds_for(lab.state, (), lab.state.replicas.values()) == (OLD,)
 
 
 def test_nodes_keep_the_build_before_and_those_that_their_replicas_run_on() -> None:
     lab = started()
-    assert (builds_for(lab.state, ()), builds_kept(lab.state)) == ((OLD,), ())
+    assert (builds_for_all(lab.state), builds_kept(lab.state)) == ((OLD,), ())
     lab.edit(CHAT, engines=[NEW])
-    assert (builds_for(lab.state, ()), builds_kept(lab.state)) == ((NEW,), (OLD,))
-    assert builds_for(lab.state, lab.state.replicas.values()) == (NEW, OLD)
+    assert (builds_for_all(lab.state), builds_kept(lab.state)) == ((NEW,), (OLD,))
+    assert builds_for(lab.state, (NEW,), lab.state.replicas.values()) == (NEW, OLD)
     lab.carry_out(roll_back(lab.state, "llamacpp", "why", lab.now))
-    assert (builds_for(lab.state, ()), builds_kept(lab.state)) == ((OLD,), (NEW,))
+    assert (builds_for_all(lab.state), builds_kept(lab.state)) == ((OLD,), (NEW,))
 
 
 # -- what the file says
@@ -297,6 +308,22 @@ def test_a_model_that_never_ran_begins_on_the_version_in_effect() -> None:
     lab.edit(ONE, replace(ONE, name="new"), engines=[NEW])
     lab.until(lambda: bool(lab.ready("new")))
     assert [each.profile.engine_version for each in lab.ready("new") if each.profile is not None] == ["2"]
+
+
+def test_a_model_that_never_ran_and_fails_there_is_tried_on_the_version_before_also_where_that_never_was() -> None:
+    lab = started(machine("n1", "1", gpus=1), spec=ONE)
+    lab.add(machine("n2", "2", gpus=1))
+    lab.broken = on("2")
+    lab.edit(ONE, replace(ONE, name="new"), engines=[NEW])
+    for failures in range(FAILURES_GIVEN_UP):
+        lab.until(partial(has_failed, lab, failures))
+        assert builds_for_all(lab.state) == (NEW,)
+    lab.until(partial(has_failed, lab, FAILURES_GIVEN_UP))
+    assert builds_for_all(lab.state) == (NEW, OLD)
+    assert builds_kept(lab.state) == (OLD,)
+    lab.install("n2", *has("1", "2"))
+    lab.until(lambda: bool(lab.ready("new")))
+    assert versions_of(lab, "new") == {"1": 1}
 
 
 def test_a_drain_need_not_wait_for_the_version() -> None:

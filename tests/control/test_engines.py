@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from llmgw.cluster.actions import PutReplica
 from llmgw.cluster.catalog import Catalog, EngineSpec, ModelSpec, Profile
 from llmgw.cluster.model import EngineOnNode, EngineState, ReplicaState, Vitals
+from llmgw.cluster.starting import FAILURES_GIVEN_UP
 from llmgw.link.messages import Desired, Heartbeat, Hello, Observed
 from llmgw.link.server import Peer
 from llmgw.store.base import Store
@@ -84,6 +86,25 @@ async def test_nodes_are_sent_the_builds_in_effect_those_they_run_and_those_they
         assert (asked.engines, asked.engines_kept) == ((NEW, OLD), (OLD,))
         assert (other.engines, other.engines_kept) == ((NEW,), (OLD,))
         assert asked.shards[0].profile.engine_version == "b10068"
+
+
+async def test_every_node_is_sent_the_build_before_while_replicas_fail_on_the_one_in_effect(tmp_path: Path) -> None:
+    async with a_floor(tmp_path) as floor:
+        node = join(floor, "n1", there("b10068"))
+        await floor.settled()
+        (replica,) = floor.plane.cluster.replicas.values()
+        await edit(floor, NEW)
+        assert (await last(node)).engines == (NEW, OLD)
+        newcomer = join(floor, "n2", (), session=2)
+        await floor.settled()
+        assert (await last(newcomer)).engines == (NEW,)
+
+        async def fail() -> None:
+            await floor.plane.carry_out((PutReplica(replace(replica, failures=FAILURES_GIVEN_UP)),))
+
+        await floor.plane.ask(fail)
+        await floor.settled()
+        assert (await last(newcomer)).engines == (NEW, OLD)
 
 
 async def test_nodes_are_not_sent_again_what_they_have(tmp_path: Path) -> None:

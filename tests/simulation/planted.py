@@ -225,7 +225,7 @@ def _any_version(undo: Undo) -> None:
 
 
 def _builds_in_use(undo: Undo) -> None:
-    _everywhere(undo, engines, "builds_for", lambda cluster, here: cluster.catalog.engines)
+    _everywhere(undo, engines, "builds_for", lambda cluster, for_all, here: tuple(for_all))
 
 
 def _engines_not_stored(undo: Undo) -> None:

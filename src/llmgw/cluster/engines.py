@@ -228,9 +228,9 @@ def missing_engine(nodes: Mapping[str, Node], spec: ModelSpec) -> str:
 # -- what nodes should have
 
 
-def builds_for(cluster: Cluster, here: Iterable[Replica]) -> tuple[EngineSpec, ...]:
-    """Builds that a node should have: those in effect, and those of the replicas that are placed there."""
-    builds = list(cluster.catalog.engines)
+def builds_for(cluster: Cluster, for_all: Iterable[EngineSpec], here: Iterable[Replica]) -> tuple[EngineSpec, ...]:
+    """Builds that a node should have: those ``for_all`` nodes, and those of the replicas that are placed there."""
+    builds = list(for_all)
     there = {(spec.name, spec.version) for spec in builds}
     profiles = [each.profile for each in here if each.profile is not None]
     for profile in sorted(profiles, key=_engine_of):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from llmgw.cluster.beside import original
-from llmgw.cluster.catalog import ModelSpec, Profile
+from llmgw.cluster.catalog import EngineSpec, ModelSpec, Profile
 from llmgw.cluster.differing import same_to_run
 from llmgw.cluster.engines import is_bad, on_own, on_spares, spare
 from llmgw.cluster.lifecycle import stands
@@ -69,6 +69,20 @@ def specs_in_place(where: Cluster | Step, replica: Replica, ready: ReadyOn) -> t
     chosen = _distinct([spec, *own, spares] if proved else [*first, spec, spares])
     turn = replica.failures // FAILURES_GIVEN_UP % len(chosen)
     return (*chosen[turn:], *chosen[:turn])
+
+
+def builds_for_all(cluster: Cluster) -> tuple[EngineSpec, ...]:
+    """Builds that every node should have: those in effect, and the one before where a replica failed again and again on
+    an engine. Its next generation is tried on that one, and a node that came later never had it."""
+    failing = {
+        profile.engine
+        for replica in cluster.replicas.values()
+        if replica.failures >= FAILURES_GIVEN_UP and (spec := cluster.catalog.model(replica.model)) is not None
+        for profile in spec.profiles
+    }
+    listed = cluster.catalog.engines
+    before = (cluster.engines[spec.name].build(spare(cluster, spec.name)) for spec in listed if spec.name in failing)
+    return (*listed, *(build for build in before if build is not None))
 
 
 class ReadyOn:

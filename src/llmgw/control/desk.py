@@ -15,6 +15,7 @@ from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.derived import desired, gateway_addresses, unconfirmed
 from llmgw.cluster.engines import builds_for, builds_kept
 from llmgw.cluster.model import Cluster, DesiredShard, Gateway, Instant, Traffic
+from llmgw.cluster.starting import builds_for_all
 from llmgw.control import fold
 from llmgw.control.logs import Logs
 from llmgw.control.plane import Plane
@@ -80,6 +81,7 @@ class Desk:
         """Nodes whose desired shards may be others than they were last sent."""
         self._for_all: tuple[object, ...] = ()
         """What is the same for all nodes, as it was sent last."""
+        self._builds: tuple[EngineSpec, ...] = ()
         self._kept: tuple[EngineSpec, ...] = ()
         self._gateways: tuple[str, ...] = ()
         self._held_until_s = plane.now().monotonic_s + HELD_S
@@ -191,8 +193,9 @@ class Desk:
         self._forget_gateways(cluster)
 
     def _look_at_what_all_get(self, cluster: Cluster) -> None:
-        self._kept, self._gateways = builds_kept(cluster), gateway_addresses(cluster)
-        for_all = (cluster.catalog.engines, self._kept, self._gateways)
+        self._builds, self._kept = builds_for_all(cluster), builds_kept(cluster)
+        self._gateways = gateway_addresses(cluster)
+        for_all = (self._builds, self._kept, self._gateways)
         if for_all != self._for_all:
             self._for_all = for_all
             self._unsent |= self.nodes.keys()
@@ -248,7 +251,7 @@ class Desk:
             return False
         here = {replica_id: cluster.replicas[replica_id] for replica_id in self._watch.here.get(node_id, ())}
         shards = desired(replace(cluster, replicas=here), node_id)
-        wanted = Wanted(shards, builds_for(cluster, here.values()), self._kept, self._gateways)
+        wanted = Wanted(shards, builds_for(cluster, self._builds, here.values()), self._kept, self._gateways)
         if wanted == desk.sent:
             return False
         desk.sent = wanted
