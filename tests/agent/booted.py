@@ -26,9 +26,13 @@ class Node:
         self.root = root
         self.upper = upper
 
+    def inside(self, *command: str) -> list[str]:
+        """The command line that runs it there."""
+        return ["nsenter", "-t", str(self._leader), "-a", *command]
+
     def call(self, *command: str, within_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["nsenter", "-t", str(self._leader), "-a", *command],
+            self.inside(*command),
             capture_output=True,
             text=True,
             timeout=within_s,

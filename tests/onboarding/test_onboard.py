@@ -6,6 +6,8 @@ import hashlib
 import http.server
 import os
 import re
+import secrets
+import signal
 import stat
 import subprocess
 import sys
@@ -60,11 +62,14 @@ class Site:
         return [*command, "--binary", str(self.binary), *self.fresh.login, *more]
 
     def run(self, command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        context = self.lab.context()
-        stated = {"LLMGW_SERVER": context.server, "LLMGW_TOKEN": context.token, **(env or {})}
+        stated = self.environment() | (env or {})
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=os.environ | stated, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=120, env=stated, stdin=subprocess.DEVNULL
         )
+
+    def environment(self) -> dict[str, str]:
+        context = self.lab.context()
+        return os.environ | {"LLMGW_SERVER": context.server, "LLMGW_TOKEN": context.token}
 
     def onboard(self, *more: str, **options: str) -> subprocess.CompletedProcess[str]:
         return self.run(self.command(*more, **options))
@@ -76,6 +81,27 @@ class Site:
         assert "\nlook with: " in done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[str]]:
+        """One that runs meanwhile, in a process group of its own."""
+        with subprocess.Popen(
+            self.command(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=self.environment(),
+            start_new_session=True,
+        ) as process:
+            yield process
+
+    def another_binary(self) -> None:
+        """The same llmgw in other bytes: it is not there yet."""
+        self.binary.write_text(as_version(NO_RELEASE, f"# {secrets.token_hex(8)}"))
+
+    def half_made(self) -> list[Path]:
+        return [*self.there("usr/local/bin").glob(".llmgw*"), *self.there("etc/llmgw").glob("*.partial")]
 
     @property
     def server(self) -> str:
@@ -174,13 +200,30 @@ def test_an_address_that_the_certificate_of_the_server_lacks(site: Site) -> None
 def test_a_copy_that_is_cut_off(site: Site) -> None:
     """Less room than the look at it found, since something else wrote meanwhile: nothing half is in place."""
     done = subprocess.run(
-        ["nsenter", "-t", str(site.fresh.node._leader), "-a", "sh", "-c", scripts.COPY, "llmgw", "0" * 64],
+        site.fresh.node.inside("sh", "-c", scripts.COPY, "llmgw", "0" * 64),
         input=b"half",
         capture_output=True,
     )
     assert done.returncode == 1
     assert b"it was not installed" in done.stderr
     assert not list(site.there("usr/local/bin").glob("*llmgw*"))
+
+
+def test_a_disk_that_fills_while_it_is_copied(site: Site, tmp_path: Path) -> None:
+    """The look at it found room."""
+    content = os.urandom(4 << 20)
+    site.call("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/usr/local")
+    try:
+        done = subprocess.run(
+            site.fresh.node.inside("sh", "-c", scripts.COPY, "llmgw", hashlib.sha256(content).hexdigest()),
+            input=content,
+            capture_output=True,
+        )
+        assert b"No space left on device" in done.stderr
+        assert done.returncode == 1
+        assert site.fresh.node.run("find", "/usr/local/bin", "-mindepth", "1") == ""
+    finally:
+        site.call("umount", "/usr/local")
 
 
 def test_nothing_was_left_by_any_of_them(site: Site) -> None:
@@ -326,6 +369,52 @@ def test_a_release_is_fetched_by_the_node_itself_and_checked(site: Site, tmp_pat
         assert fetch() == "unchanged"
         assert asked == ["/v9.8.7/checksums.txt"]
     assert not list(site.there("usr/local/bin").glob(".llmgw*"))
+
+
+def test_two_that_onboard_one_machine_at_once(site: Site) -> None:
+    """One makes it a node. So does the other, unless the key had its certificate by then: it says so."""
+    site.another_binary()
+    with site.started() as one, site.started() as other:
+        said = {process: process.communicate(timeout=120)[0] for process in (one, other)}
+    failed = [text for process, text in said.items() if process.returncode]
+    assert len(failed) < 2, "\n".join(failed)
+    assert all("no key waits for a certificate" in text and "it has one by now" in text for text in failed), failed
+    assert site.listed() == ["node01"]
+    assert site.there("usr/local/bin/llmgw").read_bytes() == site.binary.read_bytes()
+    assert site.half_made() == []
+
+
+def test_who_waits_for_another_in_vain_is_told_so(site: Site) -> None:
+    """It does not wait for ever for one whose end never comes."""
+    brief = scripts.COPY.replace("flock -w 60", "flock -w 0")
+    assert brief != scripts.COPY
+    with subprocess.Popen(
+        site.fresh.node.inside("flock", "/run/llmgw-onboarding.lock", "sh", "-c", "echo held; cat"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        done = site.fresh.node.call("sh", "-c", brief, "llmgw", "0" * 64)
+        holder.communicate()
+    assert done.returncode == 1
+    assert done.stderr.startswith("another onboarding is at work there")
+
+
+@pytest.mark.parametrize("step", ["Install llmgw", "Have the node's key signed", "Install and start the service"])
+def test_one_that_is_killed_half_way_is_healed_by_the_next(site: Site, step: str) -> None:
+    site.another_binary()
+    with site.started() as process:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if step in line), None)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert line is not None
+    eventually(lambda: site.half_made() == [], "what was half made is gone")
+    eventually(lambda: site.listed() == ["node01"], "what served there goes on")
+    done = site.onboard()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.listed() == ["node01"]
+    assert site.there("usr/local/bin/llmgw").read_bytes() == site.binary.read_bytes()
 
 
 def test_a_file_that_somebody_else_wrote_is_kept_beside_the_new_one(site: Site) -> None:

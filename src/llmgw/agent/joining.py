@@ -151,8 +151,8 @@ def accept(text: str, place: Place) -> Joined:
     try:
         if not store.has_key_for(REQUEST):
             raise JoinRefused(
-                f"no key waits for a certificate in {store.directory}: `llmgw agent request --node ID` makes one, "
-                "and prints what is to be signed"
+                f"no key waits for a certificate in {store.directory}: it has one by now (from another run?), or was "
+                "never made; `llmgw agent request --node ID` makes one, and prints what is to be signed"
             )
         everything = certificates_of(text, "what was given")
         roots = [each for each in everything if each.subject == each.issuer]

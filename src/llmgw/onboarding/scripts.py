@@ -17,9 +17,22 @@ exit 0
 """
 """``name=value`` lines. ``free``: a folder, and the KiB that are free there."""
 
-_PLACE = """\
+_ALONE = """\
 set -eu
 umask 022
+lock=/run/llmgw-onboarding.lock
+exec 9>"$lock"
+flock -w 60 9 || {
+    echo "another onboarding is at work there: run this again once it has ended (lslocks shows who holds $lock)" >&2
+    exit 1
+}
+"""
+"""Two that onboard one machine at once write to the same places, and so do one that was cut off and the next: each
+script waits for the other's end."""
+
+_PLACE = (
+    _ALONE
+    + """\
 mkdir -p /usr/local/bin
 part=/usr/local/bin/.llmgw.partial
 rm -rf "$part"
@@ -33,6 +46,7 @@ place() {
     mv -f "$1" /usr/local/bin/llmgw
 }
 """
+)
 
 FETCH = (
     _PLACE
@@ -81,9 +95,9 @@ place copy
 )
 """Parameter: the SHA-256 of what comes on standard input."""
 
-WRITE = """\
-set -eu
-umask 022
+WRITE = (
+    _ALONE
+    + """\
 target=$1
 mkdir -p "$(dirname "$target")"
 chmod 0755 /etc/llmgw
@@ -104,11 +118,12 @@ fi
 sync "$part" 2>/dev/null || sync
 mv -f "$part" "$target"
 """
+)
 """Parameters: the file, and who writes it. Says ``unchanged``; ``kept``: what somebody else wrote is beside it."""
 
-TRUST = """\
-set -eu
-umask 022
+TRUST = (
+    _ALONE
+    + """\
 place=/usr/local/share/ca-certificates
 mkdir -p "$place"
 cat >"$place/.llmgw-ca.partial"
@@ -120,6 +135,7 @@ else
 fi
 update-ca-certificates >/dev/null
 """
+)
 
 ENGINE = """\
 set -u
