@@ -388,7 +388,9 @@ class Checks:
         rolled = "takes over from it" in replica.why or "in its place" in replica.why or "is in effect" in replica.why
         if not rolled or self._failed(old, after) or old.may_stop_first:
             return
-        if not any(each.state is _R.READY for each in beside):
+        ready = [each for each in after.replicas.values() if each.model == old.model and each.state is _R.READY]
+        # Scaled down in the same turn, the replacement may leave as well.
+        if not any(each.state is _R.READY for each in beside) and len(ready) < wanted(after, old.model):
             raise Violation("8", f"{old.id} leaves, and nothing serves in its place: {replica.why}")
 
     def _has_failed(self, replica: Replica, after: Cluster) -> None:
