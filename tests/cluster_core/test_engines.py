@@ -118,6 +118,13 @@ def test_the_build_before_is_the_last_that_served() -> None:
     )
 
 
+def test_where_none_has_served_it_is_one_that_a_node_has() -> None:
+    state = with_file(cluster([machine("n1", "1")]), Catalog(engines=(OLD,)), NOW)[0]
+    for mistyped in (NEW, NEWEST):
+        state = with_file(state, Catalog(engines=(mistyped,)), NOW)[0]
+    assert state.engines["llamacpp"].previous == OLD
+
+
 def test_builds_that_replicas_run_on_are_remembered_over_two_changes() -> None:
     lab = started(machine("n1", "1", "2", gpus=1), machine("n2", "1", gpus=1), machine("n3", "1", "2", gpus=1))
     lab.edit(CHAT, engines=[NEW])
@@ -142,16 +149,16 @@ def test_the_same_version_from_elsewhere_rolls_nothing() -> None:
 
 def test_a_rollback_ends_when_the_file_says_otherwise() -> None:
     rolled = EngineHistory(name="llamacpp", spec=NEW, previous=OLD, rolled_back="it never got ready", since=1.0)
-    assert followed(rolled, NEW, (), NOW) == rolled
-    assert followed(rolled, NEWEST, (), NOW) == EngineHistory(
+    assert followed(rolled, NEW, cluster(), NOW) == rolled
+    assert followed(rolled, NEWEST, cluster(), NOW) == EngineHistory(
         name="llamacpp", spec=NEWEST, previous=OLD, since=NOW.wall_s
     )
-    back = followed(rolled, OLD, (), NOW)
+    back = followed(rolled, OLD, cluster(), NOW)
     assert (back.spec, back.previous, back.rolled_back) == (OLD, None, ""), (
         "what did not serve is nothing to go back to"
     )
     other_source = replace(NEW, source="github")
-    assert followed(rolled, other_source, (), NOW).in_effect == other_source
+    assert followed(rolled, other_source, cluster(), NOW).in_effect == other_source
 
 
 # -- upgrades

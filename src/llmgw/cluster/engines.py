@@ -62,7 +62,7 @@ def with_file(cluster: Cluster, catalog: Catalog, now: Instant) -> tuple[Cluster
     listed: dict[str, EngineSpec] = {spec.name: spec for spec in catalog.engines}
     for name in sorted(engines.keys() | listed.keys()):
         before, spec = engines.get(name), listed.get(name)
-        after = _unlisted(before, now) if spec is None else followed(before, spec, cluster.replicas.values(), now)
+        after = _unlisted(before, now) if spec is None else followed(before, spec, cluster, now)
         if after == before:
             continue
         engines[name] = after
@@ -72,23 +72,24 @@ def with_file(cluster: Cluster, catalog: Catalog, now: Instant) -> tuple[Cluster
     return replace(cluster, engines=engines, catalog=in_effect(catalog, engines)), tuple(actions)
 
 
-def followed(
-    before: EngineHistory | None, spec: EngineSpec, replicas: Iterable[Replica], now: Instant
-) -> EngineHistory:
-    """The engine once the file says ``spec``. The build before it is the last that was seen to serve."""
+def followed(before: EngineHistory | None, spec: EngineSpec, cluster: Cluster, now: Instant) -> EngineHistory:
+    """The engine once the file says ``spec``. The build before it is the last that was seen to serve, or else the last
+    that a node has."""
     if before is None:
         return EngineHistory(name=spec.name, spec=spec, since=now.wall_s)
     if spec == before.spec:
         return before
     if spec.version == before.spec.version:
         return replace(before, spec=spec, rolled_back="", since=now.wall_s)
-    ready, used = _versions_run(spec.name, replicas)
+    ready, used = _versions_run(spec.name, cluster.replicas.values())
     known = (before.in_effect, *((before.kept,) if before.kept is not None else ()))
     left = [build for build in known if build.version != spec.version]
     served = [build for build in left if build.version in ready]
     runs = [build for build in left if build.version in used]
     trusted = [build for build in left if not (before.rolled_back and build == before.spec)]
-    previous = next(iter([*served, *runs, *trusted]), None)
+    there = _versions_there(spec.name, cluster.nodes.values())
+    installed = [build for build in trusted if build.version in there]
+    previous = next(iter([*served, *runs, *installed, *trusted]), None)
     others = [build for build in (*known, *before.older) if build.version in used and build not in (spec, previous)]
     older = tuple(dict.fromkeys(build for build in others if build.version != spec.version))
     return EngineHistory(name=spec.name, spec=spec, previous=previous, since=now.wall_s, older=older)
@@ -111,6 +112,12 @@ def _versions_run(name: EngineName, replicas: Iterable[Replica]) -> tuple[set[st
             if replica.state is ReplicaState.READY:
                 ready.add(replica.profile.engine_version)
     return ready, used
+
+
+def _versions_there(name: EngineName, nodes: Iterable[Node]) -> set[str]:
+    """Versions of the engine that can be run on some node."""
+    engines = (engine for node in nodes for engine in node.engines)
+    return {engine.version for engine in engines if engine.name == name and engine.usable and not engine.named}
 
 
 def _change_words(before: EngineHistory, after: EngineHistory) -> str:
