@@ -28,12 +28,12 @@ class Stream:
         assert not self.thread.is_alive(), f"a stream hangs after {self.tokens} tokens"
 
 
-def start_streams(lab: Lab, key: str, count: int, tokens: int, model: str = "sim") -> list[Stream]:
-    """Returns once every stream has had its first token."""
+def start_streams(lab: Lab, key: str, count: int, tokens: int, model: str = "sim", **asked: Any) -> list[Stream]:
+    """Returns once every stream has had its first token. ``asked``: more of what the request asks for."""
     streams = [Stream() for _ in range(count)]
     for stream in streams:
         stream.thread = threading.Thread(
-            target=run_stream, args=(stream, lab.endpoint, key, tokens, model), daemon=True
+            target=run_stream, args=(stream, lab.endpoint, key, tokens, model), kwargs=asked, daemon=True
         )
         stream.thread.start()
     for stream in streams:
@@ -47,8 +47,8 @@ def ask(lab: Lab, key: str, timeout_s: float = 60.0, model: str = "sim") -> http
         return client.post(f"{lab.endpoint}/chat/completions", headers=_headers(key), json=_body(model, 5))
 
 
-def run_stream(stream: Stream, endpoint: str, key: str, tokens: int, model: str) -> None:
-    body = {**_body(model, tokens), "stream": True}
+def run_stream(stream: Stream, endpoint: str, key: str, tokens: int, model: str, **asked: Any) -> None:
+    body = {**_body(model, tokens), "stream": True, **asked}
     try:
         with (
             httpx2.Client(timeout=60, trust_env=False) as client,
