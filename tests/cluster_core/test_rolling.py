@@ -326,6 +326,34 @@ def test_without_room_a_restart_with_downtime_still_goes_one_at_a_time() -> None
     assert before.isdisjoint(replica.id for replica in lab.ready())
 
 
+def test_it_does_not_stop_first_where_its_place_would_do_for_no_other() -> None:
+    lab = serving(replicas=1, gpus=1)
+    (old,) = lab.ready()
+    lab.edit(model("m", profile(gpus_per_node=2)))
+    restart(lab, allow_downtime=True)
+    lab.run()
+    assert [replica.id for replica in lab.ready()] == [old.id]
+    assert "another would find a place then" in str(why(lab.state, "m").replicas[0].outdated)
+    lab.edit(model("m", NEW))
+    lab.run()
+    assert contexts(lab) == [4096]
+
+
+def test_it_does_not_stop_first_while_others_make_room_beside_it() -> None:
+    """Scaled down and restarted at once: those that are too many leave, and then there is room."""
+    lab = serving(replicas=2, gpus=2)
+    before = {replica.id for replica in lab.ready()}
+    lab.state = replace(lab.state, scale={"m": 1})
+    lab.state = apply(lab.state, rolling.restart(lab.state, "m", True, lab.now))
+    served = []
+    for _ in range(60):
+        lab.tick()
+        served.append(len(lab.ready()))
+    assert min(served) == 1
+    assert len(lab.ready()) == 1
+    assert before.isdisjoint(replica.id for replica in lab.ready())
+
+
 # -- restarts
 
 

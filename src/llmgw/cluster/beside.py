@@ -61,6 +61,14 @@ class Round:
         placed = self._planner.find(spec, Before(tuple(prefer)) if prefer else None)
         return self._make(spec, old, why, placed) if placed is not None else None
 
+    def has_room_without(self, old: Replica, specs: Sequence[ModelSpec]) -> bool:
+        """Whether there would be room for one of the specs once ``old`` has stopped; it is held for that then."""
+        self._planner.release(old)
+        if self._planner.find_first(specs) is not None:
+            return True
+        self._planner.hold(old)
+        return False
+
     def short_of(self, spec: ModelSpec) -> str:
         """In words why there was no room."""
         return self._planner.summary(spec)

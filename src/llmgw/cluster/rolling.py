@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from llmgw.cluster.actions import Action, Note, PutReplica
-from llmgw.cluster.beside import Round, original
+from llmgw.cluster.beside import Round, nodes_of, original
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.differing import changes, running_differs, same_to_run, version_change
 from llmgw.cluster.engines import brings, is_bad, missing_engine, rollback_note, rolled_back
-from llmgw.cluster.lifecycle import RUNNING, has_served, stands, start_draining, stop, told
+from llmgw.cluster.lifecycle import LEAVING, RUNNING, has_served, is_live, stands, start_draining, stop, told
 from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
 from llmgw.cluster.placement import Planner
 from llmgw.cluster.starting import gave_up_on, specs_beside
@@ -154,7 +154,10 @@ def held_by(cluster: Cluster, replica: Replica) -> str:
         return f"no node has {missing} yet ({planner.summary(spec)})"
     words = f"there is no room for a replacement beside it ({planner.summary(spec)})"
     if replica.may_stop_first:
-        return f"{words}; it stops first once all others of {replica.model} are ready"
+        return (
+            f"{words}; it stops first once all others of {replica.model} are ready, those that leave are gone, and "
+            "another would find a place then"
+        )
     return f"{words}; `llmgw ctl restart {replica.model} --allow-downtime` stops it first"
 
 
@@ -191,10 +194,25 @@ def _replace_one(turn: Round, model: str, serving: list[Replica]) -> None:
                 return
             no_room.append(spec)
     for replica in serving:
-        rest = [other for other in others if other.id != replica.id and stands(other)]
-        if replica.may_stop_first and all(other.state is ReplicaState.READY for other in rest):
+        if not replica.may_stop_first or not _alone_is_missed(step, replica, others):
+            continue
+        if turn.has_room_without(replica, specs_beside(step, replica)):
             start_draining(step, replica, f"{reason(step.cluster, replica)}; it may stop before there is another")
             return
+
+
+def _alone_is_missed(step: Step, replica: Replica, others: Iterable[Replica]) -> bool:
+    """True where all others of its model are ready. Those that leave are waited for, since they may make room beside
+    it; not where their end would not be seen."""
+    return all(
+        other.state is ReplicaState.READY
+        for other in others
+        if other.id != replica.id and (stands(other) or (other.state in LEAVING and _is_heard(step, other)))
+    )
+
+
+def _is_heard(step: Step, replica: Replica) -> bool:
+    return all(is_live(step.nodes.get(node)) for node in nodes_of(replica))
 
 
 def _on_the_move(replicas: Iterable[Replica]) -> Replica | None:
