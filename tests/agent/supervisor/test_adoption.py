@@ -200,14 +200,20 @@ async def test_two_agents_do_not_share_a_work_directory(agents: Agents) -> None:
     assert await second.adopt() == ()
 
 
-async def test_an_engine_whose_reaper_was_killed_is_adopted_and_stopped(agents: Agents) -> None:
+async def test_an_engine_whose_reaper_was_killed_is_adopted_and_stopped(agents: Agents, tmp_path: Path) -> None:
+    """What it writes while it has no reaper is there. It is silent at the kill: what its reaper held would be gone."""
+    go, going = tmp_path / "go", tmp_path / "going"
+    silent = f"echo line 1; until [ -e {go} ]; do sleep 0.01; done; echo line 2; : >{going}"
     first = await agents.adopted()
-    running = await first.start(shell(SHARD, 1, COUNTING))
+    running = await first.start(shell(SHARD, 1, f"{silent}; {COUNTING.replace('i=0', 'i=2')}"))
+    eventually(lambda: first.tail(SHARD) == ["line 1"])
     await first.close()
     record = read_record(next(agents.work_dir.glob("processes/*/1/record")))
     assert record is not None
     os.kill(record.reaper.pid, signal.SIGKILL)
     eventually(lambda: not alive(record.reaper))
+    go.touch()
+    eventually(going.exists, "it writes without a reaper")
     second = agents.make()
     assert await second.adopt() == (running,)
     seen = len(second.tail(SHARD))
