@@ -35,9 +35,10 @@ def parse_membership(text: str) -> Mapping[str, str]:
 
 def parse_number(text: str | None) -> int | None:
     """A file with one number; "max" and version 1's "unlimited" (close to 2**63) are None."""
-    if text is None or not _NUMBER.fullmatch(text.strip()):
+    found = _NUMBER.fullmatch(text.strip()) if text is not None else None
+    if found is None:
         return None
-    value = int(text)
+    value = int(found[0])
     return value if 0 <= value < 2**62 else None
 
 
