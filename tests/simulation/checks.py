@@ -390,7 +390,10 @@ class Checks:
             return
         ready = [each for each in after.replicas.values() if each.model == old.model and each.state is _R.READY]
         # Scaled down in the same turn, the replacement may leave as well.
-        if not any(each.state is _R.READY for each in beside) and len(ready) < wanted(after, old.model):
+        leaves = any(each.replaces == old.id and each.state in LEAVING for each in after.replicas.values())
+        if leaves and len(ready) >= wanted(after, old.model):
+            return
+        if not any(each.state is _R.READY for each in beside):
             raise Violation("8", f"{old.id} leaves, and nothing serves in its place: {replica.why}")
 
     def _has_failed(self, replica: Replica, after: Cluster) -> None:
