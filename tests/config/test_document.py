@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from time import monotonic
-
 import pytest
 
 from llmgw.config import ConfigError
@@ -100,10 +98,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_refused_quickly(text: str) -> None:
-    began = monotonic()
-    message = refusal(text)
-    assert monotonic() - began < 10
-    assert len(message) < 1000
+    """What grew with the square of such a text, or faster, would run into the limit that every test has."""
+    assert len(refusal(text)) < 1000
 
 
 @pytest.mark.parametrize(

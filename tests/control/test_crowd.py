@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from tests.control.floor import ENGINE, VITALS, ControlFloor, open_floor
 NODES = 300
 BEATS = 12
 """A minute of them."""
-AT_MOST_S = 1.0
-"""Of computing, for all that comes in at once: so long would somebody wait who asks for something just then."""
 
 
 class Counting(SqliteStore):
@@ -51,18 +48,14 @@ async def test_three_hundred_nodes_write_nothing_by_saying_how_they_are(tmp_path
             await floor.obey(*peers)
             registered = store.commits
             assert registered < NODES / 10, "what comes in together is written together"
-            worked = []
             for beat in range(1, BEATS + 1):
                 for _ in range(2):
                     clock.move(2.5)
                     await floor.settled()
                 for peer in peers:
                     says(floor, peer, beat)
-                began = time.process_time()
                 await floor.settled()
-                worked.append(time.process_time() - began)
             assert store.commits == registered
-            assert max(worked) < AT_MOST_S, f"a turn took {max(worked):.2f} s"
             node = floor.plane.cluster.nodes["n299"]
             assert node.vitals is not None
             assert node.vitals.memory_available_bytes == VITALS.memory_available_bytes - BEATS

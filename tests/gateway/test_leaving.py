@@ -1,10 +1,10 @@
-"""A client that leaves: the engine must not work on for nobody."""
+"""A client that leaves: the engine must not work on for nobody. Whoever waits here gives up long before the gateway's
+own limits would end the call."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 
@@ -13,8 +13,6 @@ from llmgw.cluster.model import Route
 from .client import Client, ask, request
 from .conftest import House, endpoint
 from .engine import COMPLETION, DONE, Call, chunk
-
-AT_ONCE_S = 0.5
 
 
 async def silent(call: Call) -> None:
@@ -35,10 +33,8 @@ async def test_within_a_stream(house: House, path: str) -> None:
     await client.head()
     await client.piece()
     call = await engine.call()
-    left = time.monotonic()
     await client.close()
     await call.until_gone()
-    assert time.monotonic() - left < AT_ONCE_S
     await house.at_rest()
 
 
@@ -48,10 +44,8 @@ async def test_before_the_first_byte(house: House, stream: bool) -> None:
     client = await Client.open(house.gateway.port)
     await client.send(request(ask(stream=stream)))
     call = await engine.call()
-    left = time.monotonic()
     await client.close()
     await call.until_gone()
-    assert time.monotonic() - left < AT_ONCE_S
     await house.at_rest()
     assert house.gateway.meter.models["m"].statuses[0] == 1
 

@@ -17,20 +17,15 @@ async def test_a_hundred_agents_dial_at_once(serve, pki: Pki):
     async with AsyncExitStack() as stack:
         gate = asyncio.Event()
 
-        async def dial(number: int) -> float:
+        async def dial(number: int) -> None:
             await gate.wait()
-            began_s = asyncio.get_running_loop().time()
             ws = await stack.enter_async_context(raw(server, files[number]))
             await greet(ws, f"crowd-{number:03}")
-            return asyncio.get_running_loop().time() - began_s
 
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
-            dialling = [group.create_task(dial(number)) for number in range(AGENTS)]
+            for number in range(AGENTS):
+                group.create_task(dial(number))
             gate.set()
         assert len(await told.wait("welcomed", AGENTS)) == AGENTS
         assert len({peer.id for (peer,) in told.of("welcomed")}) == AGENTS
         assert (told.of("closed"), told.of("refused")) == ([], [])
-        # Every handshake costs both sides of this one process milliseconds; one that waited for all others and more
-        # would have been given up by an agent, which waits for ten seconds.
-        took = sorted(task.result() for task in dialling)
-        assert took[int(0.99 * AGENTS) - 1] < 10.0

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import ssl
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -199,16 +198,13 @@ async def test_a_revocation_closes_the_stream_at_once_and_the_others_stay(serve,
         return "it was revoked: stolen" if presented.id in revoked else None
 
     # Nobody beats meanwhile: it is not the next heartbeat that finds out.
-    server, told = await serve(allow_serial=allow, heartbeat_s=30.0)
+    server, told = await serve(allow_serial=allow, heartbeat_s=600.0)
     ends = {id: dial(server.port, id) for id in ("a", "b")}
     for end in ends.values():
         await end.connected()
     revoked.add("a")
-    began = time.monotonic()
     server.close_refused()
     state = await ends["a"].failed()
-    took_s = time.monotonic() - began
-    assert took_s < 1.0
     assert "it was revoked: stolen" in state.words
     assert [peer.id for peer, _ in told.of("closed")] == ["a"]
     assert server.peer("b", "node") is not None

@@ -134,7 +134,7 @@ async def test_who_ignores_sigterm_is_killed_after_the_timeout(programs: Program
     eventually(lambda: shown(handle, "up"))
     began = os.times().elapsed
     ended = await handle.stop(0.3)
-    assert 0.3 <= os.times().elapsed - began < 5
+    assert os.times().elapsed - began >= 0.3
     assert ended.signal == "SIGKILL"
     assert ended.asked
     assert not ended.oom

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -186,12 +185,9 @@ async def test_a_stop_is_quick_even_with_a_stream_open(
     body = hello(stream=True, max_tokens=100_000, ignore_eos=True)
     async with http.post(f"{sim.url}/v1/chat/completions", json=body, headers=HEADERS) as answer:
         await answer.content.readline()
-        asked = time.monotonic()
         sim.process.send_signal(number)
         status = await asyncio.to_thread(sim.process.wait, DEADLINE_S)
-        took_s = time.monotonic() - asked
     assert status == 0
-    assert took_s < 5.0, "half a second on a quiet machine"
 
 
 def test_a_taken_port_is_said_with_status_1(start: Start) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,14 +133,12 @@ async def test_two_hundred_runs_leak_no_descriptor_thread_or_process(machine: Pa
 
     # The event loop's own pool of threads grows up to its size; what a run adds beyond that would be a leak.
     before = held()
-    started = time.process_time()
     for _ in range(200):
         await discover(stated)
     after = held()
     assert after[0] == before[0]
     assert after[2] == before[2] == 0
     assert after[1] - before[1] <= 8
-    assert (time.process_time() - started) / 200 < 0.1
 
 
 def test_settings_come_from_the_agents_file(tmp_path: Path) -> None:

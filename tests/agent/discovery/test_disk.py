@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from llmgw.agent.discovery import read_vitals
@@ -32,12 +31,8 @@ def test_a_folder_that_can_not_be_read_has_no_room_and_says_so(tmp_path: Path) -
     )
 
 
-def test_vitals_are_cheap_and_never_zero(tmp_path: Path) -> None:
+def test_vitals_are_never_zero(tmp_path: Path) -> None:
     vitals = read_vitals(tmp_path)
     assert 0 < vitals.memory_available_bytes <= vitals.memory_bytes
     assert 0 < vitals.disk_free_bytes <= vitals.disk_bytes
     assert vitals.load_1m >= 0
-    started = time.process_time()
-    for _ in range(50):
-        read_vitals(tmp_path)
-    assert (time.process_time() - started) / 50 < 0.02

@@ -60,21 +60,17 @@ async def test_a_program_that_is_not_there_or_not_executable(tmp_path: Path) -> 
 
 async def test_a_hung_program_and_its_grandchild_are_killed_at_the_limit(tmp_path: Path) -> None:
     fifo = tmp_path / "held"
-    program = write_script(tmp_path / "smi", f"trap '' TERM; exec 9>{fifo}; echo partly; sleep 60 & sleep 60; wait")
-    started = time.monotonic()
+    program = write_script(tmp_path / "smi", f"trap '' TERM; exec 9>{fifo}; echo partly; sleep 600 & sleep 600; wait")
     with everyone_gone(fifo), pytest.raises(ProbeHung):
         await run_probe("smi", (program,), 0.5)
-    assert time.monotonic() - started < 5
 
 
 async def test_a_grandchild_that_holds_the_output_delays_nothing_and_is_killed(tmp_path: Path) -> None:
     fifo = tmp_path / "held"
-    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 60 & echo done")
-    started = time.monotonic()
+    program = write_script(tmp_path / "smi", f"exec 9>{fifo}; sleep 600 & echo done")
     with everyone_gone(fifo):
-        output = await run_probe("smi", (program,), 60)
+        output = await run_probe("smi", (program,), 600)
         assert output.stdout == "done\n"
-    assert time.monotonic() - started < 10
 
 
 async def test_a_cancelled_probe_leaves_nothing_behind(tmp_path: Path) -> None:

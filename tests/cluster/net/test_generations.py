@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,9 +52,7 @@ def test_a_rank_that_hangs_goes_with_its_dead_leader(build: Callable[..., NetLab
     (hung,), (head,) = simulators(worker), simulators(leader)
     os.kill(hung, signal.SIGSTOP)
     os.kill(head, signal.SIGKILL)
-    began_s = time.monotonic()
     eventually(lambda: hung not in simulators(worker), "the rank that hangs is gone too", GONE_S)
-    assert time.monotonic() - began_s < GONE_S
     after = rebuilt(lab, before)
     assert after["restarts"] == 1
     assert [len(simulators(machine)) for machine in (leader, worker)] == [1, 1]
