@@ -14,6 +14,7 @@ from typing import Any
 
 from llmgw.agent.converge import Converge
 from llmgw.agent.exposure import Exposure
+from llmgw.agent.gpus import GpuMemory
 from llmgw.agent.install import Installer
 from llmgw.agent.memory import ShardMemory
 from llmgw.agent.presence import Rooms
@@ -63,7 +64,14 @@ def sim(
 
 
 class Node:
-    def __init__(self, folder: Path, *, stop_timeout_s: float = 5.0, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stop_timeout_s: float = 5.0,
+        host: str = "127.0.0.1",
+        gpu_memory: GpuMemory | None = None,
+    ) -> None:
         self.folder = folder
         self.host = host
         self.inventory = INVENTORY
@@ -92,6 +100,7 @@ class Node:
             health_interval_s=0.1,
             engines_changed=lambda: self.engines_changed,
             inventory=lambda: self.inventory,
+            gpu_memory=gpu_memory or GpuMemory(),
             sidecar_programs={"vllm": (sys.executable, "-I", "-S", "-u", "-c")},
         )
         self.told: list[tuple[ObservedShard, ...]] = []

@@ -27,6 +27,7 @@ from llmgw.agent.discovery import (
     settings_of,
 )
 from llmgw.agent.exposure import Exposure
+from llmgw.agent.gpus import GpuMemory
 from llmgw.agent.identity import IdentityStore
 from llmgw.agent.install import Installer
 from llmgw.agent.logs import LogReader
@@ -118,6 +119,7 @@ class Agent:
             health_interval_s=config.supervisor.health_interval_s,
             engines_changed=lambda: self._engines_changed,
             inventory=lambda: self._inventory,
+            gpu_memory=GpuMemory(config.discovery.nvidia_smi),
             sidecar_programs=_sidecar_programs(config),
         )
         self.converge = Converge(rooms, self._dirty.set)

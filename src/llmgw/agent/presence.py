@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from llmgw.agent.exposure import Exposure
+from llmgw.agent.gpus import GpuMemory
 from llmgw.agent.install import Installer
 from llmgw.agent.memory import ShardMemory
 from llmgw.agent.probe import EngineClient
@@ -47,6 +48,7 @@ class Rooms:
     health_interval_s: float
     engines_changed: Callable[[], asyncio.Event]
     inventory: Callable[[], Inventory]
+    gpu_memory: GpuMemory = field(default_factory=GpuMemory)
     sidecar_programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By engine: the program that its sidecars are started with, where the node's file names one."""
 

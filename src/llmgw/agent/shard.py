@@ -7,6 +7,7 @@ for a new generation.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -82,11 +83,13 @@ class ShardRunner(Presence):
         program = await self._program(adapter)
         weights = await self._weights(adapter)
         await self._require_ports()
+        await self._require_gpus()
         if not self.shard.go:
             self._say(ShardState.PREPARING, "prepared: waits for the other ranks", prepared=True)
             await self._go.wait()
             self._require_fit(adapter)
             await self._require_ports()
+            await self._require_gpus()
         await self._bring_up(adapter, program, weights)
 
     async def _bring_up(self, adapter: Engine, program: Program, weights: Path | None) -> None:
@@ -127,6 +130,16 @@ class ShardRunner(Presence):
         await self._require_port(host, self.shard.placement.port)
         if self.shard.dist_init is not None:
             await self._require_port(host, int(self.shard.dist_init.rpartition(":")[2]))
+
+    async def _require_gpus(self) -> None:
+        """What ran on them before may be gone, and the driver not done with giving their memory back."""
+        memory = self._rooms.gpu_memory
+        give_up_at = time.monotonic() + memory.wait_s
+        while words := await memory.in_use(self.shard.placement):
+            if time.monotonic() >= give_up_at:
+                raise Failed(f"{words}, after a wait of {memory.wait_s:.0f} s: end what holds it (see nvidia-smi)")
+            self._say(self._before_start, f"waiting for its GPUs to become free: {words}")
+            await asyncio.sleep(memory.ask_every_s)
 
     async def _require_port(self, host: str, port: int) -> None:
         try:

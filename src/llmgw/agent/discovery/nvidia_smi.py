@@ -15,12 +15,16 @@ from llmgw.agent.discovery.probe import Output, ProbeHung, ProbeMissing, run_pro
 from llmgw.agent.discovery.smi_text import (
     CORE_FIELDS,
     FIELDS,
+    HOLDER_FIELDS,
+    MEMORY_FIELDS,
     explain_failure,
     explain_status,
     parse_devices,
     parse_driver,
+    parse_holders,
     parse_instances,
     parse_lost,
+    parse_memory,
 )
 from llmgw.agent.discovery.topology_text import GpuLinks, parse_topology
 
@@ -74,6 +78,28 @@ async def ask_nvidia_smi(path: str, limit_s: float, root: Path) -> SmiAnswer:
         of_links = "" if lost else of_links  # what is lost is said already
     devices = _with_lost(devices, lost, root)
     return SmiAnswer(devices, driver, (*warnings, of_links) if of_links else warnings, links_known=known)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    used_bytes: int
+    total_bytes: int
+    holders: tuple[str, ...] = ()
+    """Processes that the driver names, as "pid 4242 (python)"; it may name none."""
+
+
+async def ask_memory(path: str, uuids: Sequence[str], limit_s: float) -> Mapping[str, MemoryUse]:
+    """How full the memory of these GPUs is, by UUID; those of which the driver does not say it are left out.
+
+    Raises ProbeMissing, or ProbeHung. ``limit_s`` is for all of its calls together.
+    """
+    smi = _Smi(path, time.monotonic() + limit_s)
+    memory = parse_memory((await smi.query(MEMORY_FIELDS, only=uuids)).stdout)
+    if not any(used for used, _ in memory.values()):
+        return {uuid: MemoryUse(used, total) for uuid, (used, total) in memory.items()}
+    asked = f"--query-compute-apps={','.join(HOLDER_FIELDS)}"
+    holders = parse_holders((await smi.run(asked, "--format=csv,noheader,nounits")).stdout)
+    return {uuid: MemoryUse(used, total, holders.get(uuid, ())) for uuid, (used, total) in memory.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from llmgw.agent.discovery.gpus import Device, Instance, normal_bus_id
 CORE_FIELDS = ("index", "uuid", "name", "memory.total")
 """Known to every driver."""
 FIELDS = (*CORE_FIELDS, "driver_version", "pci.bus_id", "mig.mode.current")
+MEMORY_FIELDS = ("uuid", "memory.used", "memory.total")
+HOLDER_FIELDS = ("gpu_uuid", "pid", "process_name")
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]{4,64}")
@@ -95,6 +97,32 @@ def explain_failure(status: int, text: str) -> str:
     how = f"signal {-status}" if status < 0 else f"status {status}"
     advice = _SMI_ERRORS.get(status, "run it by hand on this machine to see more")
     return f"nvidia-smi ended with {how}" + (f' ("{said.rstrip(".")}")' if said else "") + f": {advice}"
+
+
+def parse_memory(text: str) -> Mapping[str, tuple[int, int]]:
+    """By UUID: (bytes in use, bytes in all), of rows of ``MEMORY_FIELDS``. GPUs of which the driver does not say both
+    are left out, as is whatever a stand-in prints instead of what it was asked for."""
+    found = {}
+    for cells in _rows(text):
+        if len(cells) != len(MEMORY_FIELDS) or not _UUID.fullmatch(cells[0]):
+            continue
+        used, total = _MIB.fullmatch(cells[1]), _MIB.fullmatch(cells[2])
+        if used and total and int(total[1]) > 0:
+            found[cells[0]] = (int(used[1]) << 20, int(total[1]) << 20)
+    return found
+
+
+def parse_holders(text: str) -> Mapping[str, tuple[str, ...]]:
+    """By UUID: who computes on the GPU, as "pid 4242 (python)", of rows of ``HOLDER_FIELDS``. The driver names nobody
+    who is in another container."""
+    found: dict[str, tuple[str, ...]] = {}
+    for cells in _rows(text):
+        # A program's name is not quoted, and may hold commas.
+        if len(cells) >= len(HOLDER_FIELDS) and _UUID.fullmatch(cells[0]) and cells[1].isdecimal():
+            program = ", ".join(cells[2:])
+            name = "" if _placeholder(program) is not None else f" ({program.rpartition('/')[2]})"
+            found[cells[0]] = (*found.get(cells[0], ()), f"pid {cells[1]}{name}")
+    return found
 
 
 def explain_status(status: int) -> str | None:
