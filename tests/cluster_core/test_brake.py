@@ -12,6 +12,7 @@ from llmgw.cluster.model import Cluster, Instant, NodeState, ReplicaState
 from llmgw.cluster.reconcile import next_wake_s, reconcile
 
 from .building import NOW, cluster, heard, later, model, node, ready, settled, with_node
+from .lab import Lab
 
 
 def at_work(nodes: int) -> Cluster:
@@ -162,6 +163,25 @@ def test_revoked_nodes_count_for_nothing() -> None:
     state = at(silent(state, "n1", "n2"), 31)
     assert state.brake is not None
     assert state.brake.words.startswith("2 of 2 nodes are silent (n1, n2)")
+
+
+def test_drained_nodes_that_are_switched_off_count_for_nothing() -> None:
+    lab = Lab([node(f"n{number}") for number in range(1, 5)], [model("m", replicas=1)])
+    lab.run()
+    names = [name for name in lab.state.nodes if not lab.on(name)]
+    for name in names:
+        lab.drain(name)
+    lab.run()
+    assert all(lab.is_drained(name) for name in names)
+    for name in names:
+        lab.lose(name, power=True)
+    lab.run()
+    assert lab.state.brake is None
+    assert {lab.state.nodes[name].state for name in names} == {NodeState.LOST}
+    (serves,) = {replica.placements[0].node for replica in lab.ready()}
+    lab.lose(serves)
+    assert lab.state.brake is None, "what really dies meanwhile is judged as ever"
+    assert lab.state.nodes[serves].state is NodeState.LOST
 
 
 def test_a_brake_is_told_as_one_action() -> None:

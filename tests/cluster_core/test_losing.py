@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmgw.cluster.actions import Note
+from llmgw.cluster.lifecycle import LEAVING
 from llmgw.cluster.model import Cluster, NodeState, ReplicaState, ShardState
 from llmgw.cluster.reconcile import desired, next_wake_s, reconcile, routes
 from llmgw.cluster.returning import REMEMBERED_S
@@ -126,6 +127,23 @@ def test_one_that_returns_after_its_replacement_is_ready_is_let_go() -> None:
     assert (state.replicas[only(before).id].state, desired(state, "n1")) == (ReplicaState.STOPPING, ())
     state = at(with_node(state, "n1", shards=()), 41)
     assert set(state.replicas) == {new.id}
+
+
+@pytest.mark.parametrize("heard_at_s", [NOW.monotonic_s + 35, 0.0], ids=["silent since", "not heard since a restart"])
+def test_one_that_returns_is_taken_up_where_nobody_hears_the_one_in_its_place(heard_at_s: float) -> None:
+    """Of two the one that is known to run is kept."""
+    before = two_nodes()
+    state = lost(before)
+    new = only(state)
+    state = settled(reported(state, S.READY), later(35))
+    state = with_node(state, "n2", session=None, heard_at_s=heard_at_s)
+    state = replace(state, grace_until_s=later(65).monotonic_s if heard_at_s == 0.0 else 0.0)
+    state = at(back(state, shards=before.nodes["n1"].shards), 40)
+    assert (only(state).id, only(state).state) == (only(before).id, ReplicaState.READY)
+    assert state.replicas[new.id].state in LEAVING
+    assert only(before).id in {endpoint.replica for endpoint in routes(state)[0].endpoints}
+    state = at(with_node(state, "n2", session=3, heard_at_s=later(50).monotonic_s), 50)
+    assert (only(state).id, only(state).state) == (only(before).id, ReplicaState.READY)
 
 
 def test_of_several_that_return_only_those_still_missed_are_taken_up() -> None:

@@ -326,6 +326,21 @@ def test_without_room_a_restart_with_downtime_still_goes_one_at_a_time() -> None
     assert before.isdisjoint(replica.id for replica in lab.ready())
 
 
+def test_it_does_not_stop_first_what_alone_is_known_to_serve() -> None:
+    lab = Lab([node("n1", gpus=1), node("n2", gpus=1)], [model("m", OLD, replicas=2)])
+    lab.run()
+    lab.cut("n2")
+    (heard,) = lab.on("n1")
+    restart(lab, allow_downtime=True)
+    for _ in range(5):
+        lab.tick()
+    assert lab.state.replicas[heard.id].state is ReplicaState.READY
+    lab.connect("n2")
+    lab.run()
+    assert all(not replica.restart for replica in lab.ready())
+    assert len(lab.ready()) == 2
+
+
 def test_it_does_not_stop_first_where_its_place_would_do_for_no_other() -> None:
     lab = serving(replicas=1, gpus=1)
     (old,) = lab.ready()

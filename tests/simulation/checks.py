@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgw.cluster.lifecycle import AWAY, ENDED
-from llmgw.cluster.model import PORT_BLOCK, Cluster, EngineHistory, Node, NodeState, Placement, Replica, ReplicaState
+from llmgw.cluster.model import (
+    PORT_BLOCK,
+    Cluster,
+    DrainState,
+    EngineHistory,
+    Node,
+    NodeState,
+    Placement,
+    Replica,
+    ReplicaState,
+)
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import wanted
 from llmgw.control.plane import STALL_S, TICK_S, Plane
@@ -332,6 +342,7 @@ class Checks:
             node
             for node in after.nodes.values()
             if node.state is not NodeState.REVOKED
+            and not _is_emptied(after, node)
             and (
                 node.state is not NodeState.LOST
                 or node.id in ids
@@ -532,6 +543,12 @@ def _lost(replica: Replica, after: Cluster) -> bool:
         if len(replica.placements) > 1 and node.inventory and node.inventory.mgmt_addr != placement.address:
             return True
     return False
+
+
+def _is_emptied(cluster: Cluster, node: Node) -> bool:
+    """It was drained, and may be switched off."""
+    drain = cluster.drains.get(node.id)
+    return node.state is NodeState.DRAINED or (drain is not None and drain.state is DrainState.DONE)
 
 
 def _without_engine(replica: Replica, after: Cluster) -> bool:

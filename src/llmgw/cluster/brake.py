@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmgw.cluster.lifecycle import is_heard, is_overdue, is_silent
-from llmgw.cluster.model import Brake, Cluster, Instant, Node, NodeState
+from llmgw.cluster.model import Brake, Cluster, DrainState, Instant, Node, NodeState
 
 RECENT_S = 60.0
 """Nodes lost within the last minute are counted as silent with those that are now; those lost longer not at all."""
@@ -41,6 +41,8 @@ def recent_until_s(cluster: Cluster, node: Node, now: Instant) -> tuple[float, .
 
 
 def _counts(cluster: Cluster, node: Node, now: Instant) -> bool:
+    if _is_emptied(cluster, node):
+        return False
     if node.state is NodeState.LOST and not is_heard(cluster, node, now):
         # By either clock: that of the wall may have been set, and the other does not outlive a control plane.
         ago_s = now.wall_s - node.since
@@ -51,6 +53,14 @@ def _counts(cluster: Cluster, node: Node, now: Instant) -> bool:
         # Lost under a control plane before this one, whose clock may have been another.
         return abs(ago_s) < CLOCKS_APART_S and now.monotonic_s < cluster.grace_until_s + RECENT_S
     return node.state is not NodeState.REVOKED
+
+
+def _is_emptied(cluster: Cluster, node: Node) -> bool:
+    """True where it was drained, and may have been switched off as well."""
+    if node.state is not NodeState.LOST:
+        return node.state is NodeState.DRAINED
+    drain = cluster.drains.get(node.id)
+    return drain is not None and drain.state is DrainState.DONE and drain.since < node.since
 
 
 def _words(silent: tuple[str, ...], counted: int) -> str:

@@ -204,6 +204,16 @@ def is_live(node: Node | None) -> bool:
     return node is not None and node.session is not None and not away(node) and not is_suspect(node)
 
 
+def all_live(nodes: Mapping[str, Node], replica: Replica) -> bool:
+    """True where every node that the replica holds a place on is connected, with nothing against it."""
+    return all(is_live(nodes.get(placement.node)) for placement in replica.placements)
+
+
+def is_sure(nodes: Mapping[str, Node], replica: Replica) -> bool:
+    """True where it is ready, and all its nodes are there to say so."""
+    return replica.state is ReplicaState.READY and all_live(nodes, replica)
+
+
 def observed(node: Node, replica: Replica, rank: int) -> ObservedShard | None:
     """The shard of the replica's current generation as the node reports it; None where it reports none."""
     shard = node.shard(replica.shard_id(rank))

@@ -27,6 +27,7 @@ from llmgw.cluster.lifecycle import (
     ENDED,
     FORGIVEN_AFTER_S,
     all_gone,
+    is_heard,
     judged,
     lost_at_s,
     moved,
@@ -185,7 +186,7 @@ def _settle_drained(step: Step) -> None:
         return
     held = {placement.node for replica in step.replicas.values() for placement in replica.placements}
     for node in sorted(emptied, key=lambda node: node.id):
-        if node.session is None and node.id not in held:
+        if node.id not in held and not is_heard(step.cluster, node, step.now):
             continue  # What it runs is not known.
         runs = node.id in held or any(shard.state not in ENDED for shard in node.shards)
         state = NodeState.DRAINING if runs else NodeState.DRAINED

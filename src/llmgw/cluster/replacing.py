@@ -7,7 +7,7 @@ from dataclasses import replace
 from llmgw.cluster.beside import Round, nodes_of, original
 from llmgw.cluster.differing import differs
 from llmgw.cluster.drain import may_stop_first
-from llmgw.cluster.lifecycle import RUNNING, is_live, stands, start_draining, stop
+from llmgw.cluster.lifecycle import RUNNING, is_sure, stands, start_draining, stop
 from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
 from llmgw.cluster.moves import carry_on
 from llmgw.cluster.rolling import give_up, reason, roll
@@ -45,7 +45,7 @@ def _carry_over(turn: Round, new: Replica) -> None:
     why_not = _not_needed(turn, new, old, drains)
     if why_not:
         stop(step, new, why_not)
-    elif _is_sure(step, new):
+    elif is_sure(step.nodes, new):
         start_draining(step, old, f"{new.id} is ready in its place ({_why_goes(step, old, drains)})")
     elif old.state not in RUNNING and new.state in RUNNING and (drains or not new.failures):
         start_draining(step, old, f"it has ended, and {new.id} takes over from it")
@@ -105,8 +105,3 @@ def _why_goes(step: Step, replica: Replica, drains: list[Drain]) -> str:
     if drains:
         return f"{drains[0].node} is being drained"
     return reason(step.cluster, replica)
-
-
-def _is_sure(step: Step, replica: Replica) -> bool:
-    """True where it is ready, and all its nodes are there to say so."""
-    return replica.state is ReplicaState.READY and all(is_live(step.nodes.get(node)) for node in nodes_of(replica))

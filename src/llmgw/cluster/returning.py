@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmgw.cluster.lifecycle import ENDED, away, drain, moved, observed, stop
+from llmgw.cluster.lifecycle import ENDED, all_live, away, drain, moved, observed, stop
 from llmgw.cluster.model import Node, NodeState, ObservedShard, Replica, ReplicaState, ShardState
 from llmgw.cluster.observe import moved_away, progress
 from llmgw.cluster.scaling import by_model, counted, wanted
@@ -45,7 +45,7 @@ def _decide(step: Step, replica: Replica, same_model: list[str]) -> None:
             stop(step, replica, f"others serve in its place, and its nodes have not come back for a day: {replica.why}")
     elif len(back) < len(nodes):
         _wait_for_the_rest(step, replica, back, same_model)
-    elif _is_replaced(step, replica, same_model):
+    elif _is_replaced(step, replica, same_model, surely=_serves(replica, back)):
         _let_go(step, replica, back)
     else:
         _take_up(step, replica, back)
@@ -71,11 +71,21 @@ def _runs(shard: ObservedShard | None) -> bool:
     return shard is not None and shard.state not in ENDED and shard.state is not ShardState.STOPPING
 
 
-def _is_replaced(step: Step, replica: Replica, same_model: list[str]) -> bool:
-    """True where as many as are wanted are ready without it, those aside that only take over from a standing one."""
+def _serves(replica: Replica, nodes: list[Node]) -> bool:
+    shards = [observed(node, replica, rank) for rank, node in enumerate(nodes)]
+    return all(shard is not None and shard.state is ShardState.READY for shard in shards)
+
+
+def _is_replaced(step: Step, replica: Replica, same_model: list[str], *, surely: bool = False) -> bool:
+    """True where as many as are wanted are ready without it, those aside that only take over from a standing one.
+
+    ``surely``: their nodes are there to say so. One that was ready when its node was last heard is no reason to stop
+    one that is known to serve.
+    """
     others = counted(step.replicas[key] for key in same_model if key in step.replicas)
-    ready = sum(other.state is ReplicaState.READY for other in others)
-    return ready >= wanted(step.cluster, replica.model)
+    ready = [other for other in others if other.state is ReplicaState.READY]
+    number = sum(all_live(step.nodes, other) for other in ready) if surely else len(ready)
+    return number >= wanted(step.cluster, replica.model)
 
 
 def _wait_for_the_rest(step: Step, replica: Replica, back: list[Node], same_model: list[str]) -> None:
@@ -93,8 +103,7 @@ def _wait_for_the_rest(step: Step, replica: Replica, back: list[Node], same_mode
 def _let_go(step: Step, replica: Replica, nodes: list[Node]) -> None:
     """Peacefully, in case some gateway that was cut off too still sends requests there."""
     why = "replaced while its node was away" if len(nodes) == 1 else "replaced while its nodes were away"
-    shards = [observed(node, replica, rank) for rank, node in enumerate(nodes)]
-    if all(shard is not None and shard.state is ShardState.READY for shard in shards):
+    if _serves(replica, nodes):
         drain(step, replica, why)
     else:
         stop(step, replica, why)

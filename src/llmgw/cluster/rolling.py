@@ -9,11 +9,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from llmgw.cluster.actions import Action, Note, PutReplica
-from llmgw.cluster.beside import Round, nodes_of, original
+from llmgw.cluster.beside import Round, original
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.differing import changes, running_differs, same_to_run, version_change
 from llmgw.cluster.engines import brings, is_bad, missing_engine, rollback_note, rolled_back
-from llmgw.cluster.lifecycle import LEAVING, RUNNING, has_served, is_live, stands, start_draining, stop, told
+from llmgw.cluster.lifecycle import (
+    LEAVING,
+    RUNNING,
+    all_live,
+    has_served,
+    is_sure,
+    stands,
+    start_draining,
+    stop,
+    told,
+)
 from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
 from llmgw.cluster.placement import Planner
 from llmgw.cluster.starting import gave_up_on, specs_beside
@@ -202,17 +212,13 @@ def _replace_one(turn: Round, model: str, serving: list[Replica]) -> None:
 
 
 def _alone_is_missed(step: Step, replica: Replica, others: Iterable[Replica]) -> bool:
-    """True where all others of its model are ready. Those that leave are waited for, since they may make room beside
-    it; not where their end would not be seen."""
+    """True where all others of its model are surely ready. Those that leave are waited for, since they may make room
+    beside it; not where their end would not be seen."""
     return all(
-        other.state is ReplicaState.READY
+        is_sure(step.nodes, other)
         for other in others
-        if other.id != replica.id and (stands(other) or (other.state in LEAVING and _is_heard(step, other)))
+        if other.id != replica.id and (stands(other) or (other.state in LEAVING and all_live(step.nodes, other)))
     )
-
-
-def _is_heard(step: Step, replica: Replica) -> bool:
-    return all(is_live(step.nodes.get(node)) for node in nodes_of(replica))
 
 
 def _on_the_move(replicas: Iterable[Replica]) -> Replica | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from llmgw.cluster.lifecycle import is_live, stands, start_draining, stop
+from llmgw.cluster.lifecycle import all_live, stands, start_draining, stop
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
 from llmgw.cluster.naming import replica_id
 from llmgw.cluster.step import Step
@@ -72,7 +72,7 @@ def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
     their node anyway, then the youngest."""
 
     def missed(replica: Replica) -> tuple[int, bool, bool, int, str]:
-        live = all(is_live(step.nodes.get(placement.node)) for placement in replica.placements)
+        live = all_live(step.nodes, replica)
         stays = all(placement.node not in step.drains for placement in replica.placements)
         return _LEAST_MISSED.index(replica.state), live, stays, -replica.number, replica.id
 
