@@ -29,7 +29,11 @@ from llmgw.link.messages import Hello
 from llmgw.link.server import ServerIdentity
 from llmgw.pki.authority import Authority
 from llmgw.pki.certificate import unreadable
+from llmgw.pki.issuer import Issuer, issue_issuer
 from llmgw.pki.names import IdentityError
+from llmgw.pki.roots import read_certificates
+from llmgw.pki.signing import pem_of
+from llmgw.pki.signing_request import new_key, pem_of_key
 from llmgw.version import VERSION
 
 from .ends import DEADLINE_S, Pki, Recorder, client_files, make_end, make_server, server_files
@@ -90,8 +94,47 @@ async def test_certificate_of_another_authority(serve, dial, pki: Pki, tmp_path:
         "cluster's own authority (`llmgw ctl cert issue-client`)"
     )
     assert theirs == (
+        "ADDRESS: nothing leads from its certificate to our authority ('llmgw lab authority', key K): it is from "
+        "another one (issue one with `llmgw ctl cert issue-client NODE`), or the file of its `tls.cert` lacks the "
+        "certificate of its issuer after its own; its own log says which"
+    )
+
+
+async def test_certificate_that_comes_with_another_authority(serve, dial, pki: Pki, tmp_path: Path):
+    """Its own, that is: whoever has that one in its files shows it too, and then there is no doubt."""
+    other = Authority.create(tmp_path / "other", "lab")
+    foreign = client_files(other.issue_client("a", tmp_path / "a"))
+    foreign.cert.write_bytes(foreign.cert.read_bytes() + other.roots_pem())
+    _, theirs = await fail(serve, dial, "a", pki, replace(foreign, ca=pki.node("a").ca), directory=tmp_path)
+    assert theirs == (
         "ADDRESS: its certificate is from another authority than ours ('llmgw lab authority', key K): "
         "issue one with `llmgw ctl cert issue-client NODE`"
+    )
+
+
+def without_issuer(cert: Path) -> None:
+    cert.write_bytes(pem_of(read_certificates(cert, "it")[0]))
+
+
+async def test_certificate_without_its_issuer(serve, dial, pki: Pki, tmp_path: Path):
+    key, now = new_key(), datetime.now(UTC)
+    signed = issue_issuer(pki.authority, tmp_path).sign_node("a", key.public_key(), 86400.0, now)
+    files = ClientIdentity(pki.node("a").ca, tmp_path / "a.pem", tmp_path / "a-key.pem")
+    files.cert.write_text(signed.chain)
+    files.key.write_bytes(pem_of_key(key))
+    without_issuer(files.cert)
+    ours, theirs = await fail(serve, dial, "a", pki, files, directory=tmp_path)
+    assert ours == (
+        "https://ADDRESS closed the connection: the certificate DIR/a.pem was issued by 'llmgw lab issuer', key K, "
+        "whose own certificate is not in that file: nothing leads from it to the authority in LAB/nodes/a/ca.pem "
+        "('llmgw lab authority', key K). The file must hold the certificate followed by its issuer's: append "
+        "issuer.pem, which lies beside the control plane's ca.pem, or have 'a' issued anew "
+        "(`llmgw ctl cert issue-client a --force`)"
+    )
+    assert theirs == (
+        "ADDRESS: nothing leads from its certificate to our authority ('llmgw lab authority', key K): it is from "
+        "another one (issue one with `llmgw ctl cert issue-client NODE`), or the file of its `tls.cert` lacks the "
+        "certificate of its issuer after its own; its own log says which"
     )
 
 
@@ -186,9 +229,52 @@ async def only_ours(dial, pki: Pki, directory: Path, port: int, **options) -> st
     return plain((await end.failed()).words, pki, directory)
 
 
-async def test_expired_server_certificate(dial, bare, pki: Pki, tmp_path: Path):
-    past = datetime.now(UTC) - timedelta(days=900)
-    files = server_files(pki.authority.issue_server(["127.0.0.1"], tmp_path, "cp-1", now=past))
+def by_issuing_key(issuer: Issuer, ca: Path, directory: Path) -> ServerIdentity:
+    signed, key = issuer.issue_server("cp-1", ["127.0.0.1"], 86400.0, datetime.now(UTC))
+    files = ServerIdentity(ca, directory / "cp.pem", directory / "cp-key.pem")
+    files.cert.write_text(signed.chain)
+    files.key.write_bytes(key)
+    return files
+
+
+async def test_server_that_does_not_send_its_issuer(dial, bare, pki: Pki, tmp_path: Path):
+    files = by_issuing_key(issue_issuer(pki.authority, tmp_path), pki.server.ca, tmp_path)
+    without_issuer(files.cert)
+    assert await only_ours(dial, pki, tmp_path, await bare(files)) == (
+        "the certificate of https://ADDRESS was issued by 'llmgw lab issuer', key K, and the server does not send that "
+        "issuer's own certificate: nothing leads from it to the authority in LAB/nodes/a/ca.pem ('llmgw lab "
+        "authority', key K). The file of the server's `tls.cert` must hold the certificate followed by its issuer's: "
+        "append issuer.pem, which lies beside the control plane's ca.pem, or issue the certificate anew with "
+        "`llmgw ctl cert issue-server --force`. Where that issuer is another cluster's of the same name, copy the "
+        "right ca.pem here"
+    )
+
+
+async def test_server_by_the_issuing_key_of_another_authority(dial, bare, pki: Pki, tmp_path: Path):
+    """As after an authority was made anew: of the same name, and nothing is missing in what it sends."""
+    other = Authority.create(tmp_path / "other", "lab")
+    files = by_issuing_key(issue_issuer(other, tmp_path), other.directory / "ca.pem", tmp_path)
+    assert await only_ours(dial, pki, tmp_path, await bare(files)) == (
+        "the certificate of https://ADDRESS was issued by 'llmgw lab issuer', key K, not by the authority in "
+        "LAB/nodes/a/ca.pem ('llmgw lab authority', key K): this is another cluster's server, or the authority was "
+        "made anew; copy the right ca.pem here"
+    )
+
+
+async def test_server_of_another_cluster_that_does_not_send_its_issuer(dial, bare, pki: Pki, tmp_path: Path):
+    other = Authority.create(tmp_path / "other", "attic")
+    files = by_issuing_key(issue_issuer(other, tmp_path), other.directory / "ca.pem", tmp_path)
+    without_issuer(files.cert)
+    assert await only_ours(dial, pki, tmp_path, await bare(files)) == (
+        "the certificate of https://ADDRESS was issued by 'llmgw attic issuer', key K, not by the authority in "
+        "LAB/nodes/a/ca.pem ('llmgw lab authority', key K): this is another cluster's server, or the authority was "
+        "made anew; copy the right ca.pem here"
+    )
+
+
+async def test_server_certificate_that_expired_an_hour_ago(dial, bare, pki: Pki, tmp_path: Path):
+    past = datetime.now(UTC) - timedelta(hours=2)
+    files = server_files(pki.authority.issue_server(["127.0.0.1"], tmp_path, "cp-1", lifetime_s=3600.0, now=past))
     assert await only_ours(dial, pki, tmp_path, await bare(files)) == (
         "the certificate of https://ADDRESS expired on TIME (this machine's clock says TIME): renew it on the control "
         "plane with `llmgw ctl cert issue-server --force`, or correct this machine's clock"
@@ -367,6 +453,16 @@ async def test_foreign_server_certificate_keeps_the_server_from_starting(pki: Pk
     assert await no_start(pki, tmp_path, tls=files) == (
         "the server certificate DIR/server/server.pem was issued by 'llmgw lab authority', key K, not by the authority "
         "in LAB/server/ca.pem ('llmgw lab authority', key K): every node would refuse it. Issue it with that authority"
+    )
+
+
+async def test_server_certificate_without_its_issuer_keeps_the_server_from_starting(pki: Pki, tmp_path: Path):
+    files = by_issuing_key(issue_issuer(pki.authority, tmp_path), pki.server.ca, tmp_path)
+    without_issuer(files.cert)
+    assert await no_start(pki, tmp_path, tls=files) == (
+        "the server certificate DIR/cp.pem was issued by 'llmgw lab issuer', key K, whose own certificate is not in "
+        "that file: every node would refuse it. The file must hold the certificate followed by its issuer's: append "
+        "that of the issuing key, issuer.pem, or issue the certificate anew with `llmgw ctl cert issue-server --force`"
     )
 
 

@@ -9,15 +9,20 @@ import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import aiohttp
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from llmgw.link.course import ServerAddress
-from llmgw.pki.certificate import CertificateFacts, facts_of_der
+from llmgw.pki.certificate import CertificateFacts, facts_of
 from llmgw.pki.contexts import ClientIdentity, Identity, probe_context
 from llmgw.pki.diagnose import early_end, plain_text_server, server_certificate
 
 PROBE_S = 5.0
+_ODD = (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+"""How a certificate that anybody may have made can fail to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +73,33 @@ async def _certificate(
 ) -> Failure:
     if not isinstance(error, ssl.SSLCertVerificationError):
         return Failure("certificate", f"the certificate of {server.url} was not accepted: {error}")
-    presented = await look_at(server, probe_context(files))
-    words = server_certificate(server.url, server.host, error, presented, identity, now)
-    return Failure(f"certificate-{error.verify_code}", words)
+    shown = await look_at(server, probe_context(files))
+    words = server_certificate(server.url, server.host, error, shown, identity, now)
+    return Failure(f"certificate-{error.verify_code}-of-{len(shown)}", words)
 
 
-async def look_at(server: ServerAddress, context: ssl.SSLContext) -> CertificateFacts | None:
-    """The certificate that was not accepted, so that the words can name what it says. Nothing is sent."""
-    with suppress(OSError, TimeoutError, ValueError):
+async def look_at(server: ServerAddress, context: ssl.SSLContext) -> tuple[CertificateFacts, ...]:
+    """The certificate that was not accepted and those sent along, so that the words can name what they say.
+
+    Nothing is sent. Empty where it can't be done.
+    """
+    with suppress(OSError, TimeoutError, *_ODD):
         async with asyncio.timeout(PROBE_S):
             _, writer = await asyncio.open_connection(
                 server.host, server.port, ssl=context, server_hostname=server.host
             )
             try:
-                der = writer.get_extra_info("ssl_object").getpeercert(True)
+                return _shown(writer.get_extra_info("ssl_object"))
             finally:
                 writer.transport.abort()
-        return facts_of_der(der) if der else None
-    return None
+    return ()
+
+
+def _shown(tls: Any) -> tuple[CertificateFacts, ...]:
+    # Public from Python 3.13 on. There is no other way: OpenSSL has one code for an authority that it does not know
+    # and for an issuer that was not sent along.
+    chain = tls._sslobj.get_unverified_chain() or ()
+    return tuple(facts_of(x509.load_pem_x509_certificate(each.public_bytes().encode())) for each in chain)
 
 
 def _tls(server: ServerAddress, error: aiohttp.ClientConnectorSSLError, identity: Identity, now: datetime) -> Failure:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -48,6 +49,8 @@ class Identity:
 
     files: TlsFiles
     own: CertificateFacts
+    chain: tuple[CertificateFacts, ...]
+    """All that the file of the own certificate holds, in its order: what TLS shows to the other side."""
     authority: CertificateFacts
     """The one that the own certificate is of; of several the first where it is of none."""
     issued_here: bool
@@ -56,6 +59,18 @@ class Identity:
     """All authorities in the file: two while one takes over from the other."""
     authority_hash: str = ""
     """SHA-256 of ``authority``'s public key, hex."""
+
+    def lacks_issuer(self, chain: Sequence[CertificateFacts]) -> bool:
+        """``chain``, the leaf first, is by its names of this cluster's issuing key, and has no certificate of that key.
+
+        Names are all there is to go by: another cluster of the same name looks alike.
+        """
+        leaf = chain[0]
+        return (
+            leaf.cluster == self.authority.cluster
+            and leaf.issuer not in {facts_of(root).common_name for root in self.roots}
+            and issuer_of(leaf) not in map(authority_of, chain)
+        )
 
     def warnings(self, now: datetime) -> list[str]:
         """What an operator should mend, though TLS works."""
@@ -102,6 +117,7 @@ def read_identity(files: TlsFiles) -> Identity:
     return Identity(
         files=files,
         own=facts_of(own),
+        chain=tuple(map(facts_of, (own, *between))),
         authority=facts_of(root or roots[0]),
         issued_here=root is not None,
         roots=roots,
@@ -175,6 +191,13 @@ def _check_server(identity: Identity, now: datetime) -> None:
         raise IdentityError(
             f"the server certificate {cert} is valid from {in_words(own.not_before)} on, and {clock}: "
             "correct the clock, or issue the certificate anew",
+            cert,
+        )
+    if identity.lacks_issuer(identity.chain):
+        raise IdentityError(
+            f"the server certificate {cert} was issued by {issuer_of(own)}, whose own certificate is not in that file: "
+            "every node would refuse it. The file must hold the certificate followed by its issuer's: append that of "
+            "the issuing key, issuer.pem, or issue the certificate anew with `llmgw ctl cert issue-server --force`",
             cert,
         )
     if not identity.issued_here:

@@ -7,6 +7,7 @@ often without any alert. What it can still say is what its own certificate and c
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from datetime import datetime
 
 from llmgw.pki.certificate import CertificateFacts, in_words
@@ -17,7 +18,9 @@ NOT_YET_VALID = 9
 EXPIRED = 10
 HOSTNAME_MISMATCH = 62
 ADDRESS_MISMATCH = 64
-UNKNOWN_ISSUER = frozenset({2, 7, 18, 19, 20, 21, 30})
+SELF_SIGNED = 18
+UNKNOWN_ROOT = 19
+UNKNOWN_ISSUER = frozenset({2, 7, SELF_SIGNED, UNKNOWN_ROOT, 20, 21, 30})
 SHOWED_NONE = "showed no certificate: agents and gateways need one (`llmgw ctl cert issue-client NODE`)"
 WRONG_PURPOSE = frozenset({24, 26, 79})
 
@@ -29,6 +32,14 @@ _PLAIN_TEXT = frozenset(
 def own_certificate(identity: Identity, now: datetime) -> str | None:
     """What is wrong with the own certificate as far as this machine can see; None: nothing."""
     own, cert = identity.own, identity.files.cert
+    if identity.lacks_issuer(identity.chain):
+        return (
+            f"the certificate {cert} was issued by {issuer_of(own)}, whose own certificate is not in that file: "
+            f"nothing leads from it to the authority in {identity.files.ca} ({authority_of(identity.authority)}). "
+            "The file must hold the certificate followed by its issuer's: append issuer.pem, which lies beside the "
+            f"control plane's ca.pem, or have {own.common_name!r} issued anew "
+            f"(`llmgw ctl cert issue-client {own.common_name} --force`)"
+        )
     if not identity.issued_here:
         return (
             f"the certificate {cert} was issued by {issuer_of(own)}, not by the authority in "
@@ -65,9 +76,9 @@ def early_end(server: str, identity: Identity, now: datetime, error: BaseExcepti
     )
 
 
-def not_for(server: str, wanted: str, presented: CertificateFacts | None) -> str:
+def not_for(server: str, wanted: str, shown: Sequence[CertificateFacts]) -> str:
     """A server's certificate does not have the name or the address that was dialled."""
-    offered = ", ".join(presented.names) if presented and presented.names else "none that could be read"
+    offered = ", ".join(shown[0].names if shown else ()) or "none that could be read"
     return (
         f"the certificate of {server} is not for {wanted!r}; it is for: {offered}. Dial one of those names, or "
         f"issue the server's certificate with `llmgw ctl cert issue-server --san {wanted} …`"
@@ -78,15 +89,16 @@ def server_certificate(
     server: str,
     wanted: str,
     error: ssl.SSLCertVerificationError,
-    presented: CertificateFacts | None,
+    shown: Sequence[CertificateFacts],
     identity: Identity,
     now: datetime,
 ) -> str:
-    """Why a server's certificate was not accepted. ``presented`` is that certificate, where it could be looked at."""
+    """Why a server's certificate was not accepted. ``shown``: it and what came with it; empty: nobody could look."""
     code = error.verify_code
+    presented = shown[0] if shown else None
     clock = f"this machine's clock says {in_words(now)}"
     if code in (HOSTNAME_MISMATCH, ADDRESS_MISMATCH):
-        return not_for(server, wanted, presented)
+        return not_for(server, wanted, shown)
     if code == EXPIRED:
         when = f" on {in_words(presented.not_after)}" if presented else ""
         return (
@@ -97,16 +109,34 @@ def server_certificate(
         when = f" before {in_words(presented.not_before)}" if presented else ""
         return f"the certificate of {server} is not valid{when or ' yet'}, and {clock}: one of the two clocks is wrong"
     if code in UNKNOWN_ISSUER:
-        found = f"was issued by {issuer_of(presented)}, not by" if presented else "is not from"
-        return (
-            f"the certificate of {server} {found} the authority in {identity.files.ca} "
-            f"({authority_of(identity.authority)}): this is another cluster's server, or the authority was made "
-            "anew; copy the right ca.pem here"
-        )
+        return _unknown_issuer(server, shown, identity)
     if code in WRONG_PURPOSE:
         name = f" ({presented.common_name!r})" if presented else ""
         return f"the certificate of {server}{name} is not a server's: it was made for a client; use issue-server"
     return f"the certificate of {server} was not accepted: {error.verify_message or error}"
+
+
+def _unknown_issuer(server: str, shown: Sequence[CertificateFacts], identity: Identity) -> str:
+    ours = f"the authority in {identity.files.ca} ({authority_of(identity.authority)})"
+    if not shown:
+        return (
+            f"nothing leads from the certificate of {server} to {ours}, and it could not be looked at: this is "
+            "another cluster's server, or the authority was made anew (copy the right ca.pem here), or the server does "
+            "not send the certificate of its issuer (the file of its `tls.cert` must hold both)"
+        )
+    issuer = issuer_of(shown[0])
+    if identity.lacks_issuer(shown):
+        return (
+            f"the certificate of {server} was issued by {issuer}, and the server does not send that issuer's own "
+            f"certificate: nothing leads from it to {ours}. The file of the server's `tls.cert` must hold the "
+            "certificate followed by its issuer's: append issuer.pem, which lies beside the control plane's ca.pem, or "
+            "issue the certificate anew with `llmgw ctl cert issue-server --force`. Where that issuer is another "
+            "cluster's of the same name, copy the right ca.pem here"
+        )
+    return (
+        f"the certificate of {server} was issued by {issuer}, not by {ours}: this is another cluster's server, or the "
+        "authority was made anew; copy the right ca.pem here"
+    )
 
 
 def client_failure(error: BaseException, identity: Identity, now: datetime) -> str:
@@ -123,10 +153,17 @@ def client_failure(error: BaseException, identity: Identity, now: datetime) -> s
                 f"its certificate is not valid yet (this machine's clock says {in_words(now)}): "
                 "compare this machine's clock with that of the machine which issued it"
             )
-        if error.verify_code in UNKNOWN_ISSUER:
+        if error.verify_code in (SELF_SIGNED, UNKNOWN_ROOT):
             return (
                 f"its certificate is from another authority than ours ({ours}): "
                 "issue one with `llmgw ctl cert issue-client NODE`"
+            )
+        if error.verify_code in UNKNOWN_ISSUER:
+            # TLS hands out no certificate that it did not accept: only the client can see which of the two it is.
+            return (
+                f"nothing leads from its certificate to our authority ({ours}): it is from another one (issue one with "
+                "`llmgw ctl cert issue-client NODE`), or the file of its `tls.cert` lacks the certificate of its "
+                "issuer after its own; its own log says which"
             )
         if error.verify_code in WRONG_PURPOSE:
             return "its certificate is not made for clients: issue one with `llmgw ctl cert issue-client NODE`"
