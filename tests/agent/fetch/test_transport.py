@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from llmgw.agent.fetch.artifact import Access, FetchFailed
 from llmgw.agent.fetch.complaints import Broken, explain, shown
 from llmgw.agent.fetch.download import Limits, download
 from llmgw.agent.fetch.transport import Transport, read
 from llmgw.pki.authority import Authority
+from llmgw.pki.certificate import facts_of, in_words
+from llmgw.pki.issuer import issue_issuer
+from llmgw.pki.signing import name_of, pem_of
+from llmgw.pki.signing_request import new_key, pem_of_key
 
 from .origin import Answer, Origin, serving
 
@@ -134,10 +142,8 @@ async def test_an_authority_of_the_environment(tls: Tls, monkeypatch: pytest.Mon
 
 async def test_one_that_nobody_named_is_not_trusted(tls: Tls, tmp_path: Path) -> None:
     with serving(Origin(CONTENT), tls=tls.server) as origin:
-        with pytest.raises(FetchFailed, match=r"certificate of 127.0.0.1:\d+ is not trusted here .*SSL_CERT_FILE"):
-            await get(f"{origin.url}/a")
         artifact = origin.artifact()
-        with pytest.raises(FetchFailed, match="is not trusted here"):
+        with pytest.raises(FetchFailed, match="'llmgw lab authority', not trusted here"):
             await download(artifact, tmp_path, print, limits=Limits(pause_s=0))
 
 
@@ -146,8 +152,161 @@ async def test_a_host_that_the_machines_owner_trusts(tls: Tls) -> None:
         place = urlsplit(origin.url).netloc
         for host in (place, "127.0.0.1"):
             assert await get(f"{origin.url}/a", Access(trusted_hosts=(host,))) == CONTENT
-        with pytest.raises(FetchFailed, match="is not trusted here"):
+        with pytest.raises(FetchFailed, match="not trusted here"):
             await get(f"{origin.url}/a", Access(trusted_hosts=("127.0.0.1:1",)))
+
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+
+
+def showing(folder: Path, chain: bytes, key: bytes) -> ssl.SSLContext:
+    (folder / "shown.pem").write_bytes(chain + key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "shown.pem")
+    return context
+
+
+def of_the_authority(authority: Authority, folder: Path, now: datetime = NOW, san: str = "127.0.0.1") -> ssl.SSLContext:
+    issued = authority.issue_server([san, "mirror.lab"], folder / "of", "cp-1", lifetime_s=3600.0, now=now)
+    return showing(folder, issued.cert.read_bytes(), issued.key.read_bytes())
+
+
+def of_an_intermediate(authority: Authority, folder: Path, *, sent: bool) -> ssl.SSLContext:
+    issuer = issue_issuer(authority, folder / "issuer")
+    signed, key = issuer.issue_server("cp-1", ["127.0.0.1"], 3600.0, NOW)
+    return showing(folder, signed.chain.encode() if sent else pem_of(signed.certificate), key)
+
+
+def of_nobody(folder: Path) -> ssl.SSLContext:
+    key, name = new_key(), name_of("box")
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(NOW - HOUR).not_valid_after(NOW + HOUR)
+    return showing(folder, pem_of(builder.sign(key, hashes.SHA256())), pem_of_key(key))
+
+
+async def refused(server: ssl.SSLContext, access: Access = Access(), host: str = "127.0.0.1") -> str:  # noqa: B008
+    """What is said of a source that shows this; without its port, and the time that the clock says."""
+    with serving(Origin(CONTENT), tls=server, host=host) as origin:
+        with pytest.raises(FetchFailed) as caught:
+            await get(f"{origin.url}/a", access)
+        assert origin.requests == []
+    words = re.sub(r"clock says \S+ \S+ UTC", "clock says NOW", str(caught.value))
+    return words.replace(urlsplit(origin.url).netloc, "HOST")
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "pki", "lab")
+
+
+@pytest.fixture
+def trusting(authority: Authority) -> Access:
+    return Access(ca=authority.directory / "ca.pem")
+
+
+async def test_a_certificate_that_is_signed_by_itself(tmp_path: Path) -> None:
+    assert await refused(of_nobody(tmp_path)) == (
+        "the certificate of HOST is signed by itself, and not trusted here: if it is the right one, name it in "
+        "SSL_CERT_FILE, or for a package index in pip's configuration (cert)"
+    )
+
+
+async def test_a_chain_of_a_private_authority(authority: Authority, tmp_path: Path) -> None:
+    leads = (
+        "the certificate of HOST leads to an authority that is not trusted here ('llmgw lab authority'): if it is the "
+        "right one, name its certificate in SSL_CERT_FILE, or for a package index in pip's configuration (cert)"
+    )
+    assert await refused(of_an_intermediate(authority, tmp_path, sent=True)) == leads
+    issued = authority.issue_server(["127.0.0.1"], tmp_path / "out", "cp-1")
+    whole = showing(tmp_path, issued.cert.read_bytes() + authority.roots_pem(), issued.key.read_bytes())
+    assert await refused(whole) == leads
+
+
+def nothing_sent_of(issuer: str) -> str:
+    return (
+        f"the certificate of HOST was issued by '{issuer}', not trusted here, and the server sends no certificate of "
+        "that issuer: if it is an authority, name its certificate in SSL_CERT_FILE, or for a package index in pip's "
+        "configuration (cert); if it is an intermediate of one, whoever runs HOST has to have its certificate sent "
+        "along"
+    )
+
+
+async def test_an_intermediate_that_is_not_sent(authority: Authority, trusting: Access, tmp_path: Path) -> None:
+    server = of_an_intermediate(authority, tmp_path, sent=False)
+    assert await refused(server, trusting) == nothing_sent_of("llmgw lab issuer")
+
+
+async def test_another_intermediate_than_the_one_that_signed(
+    authority: Authority, trusting: Access, tmp_path: Path
+) -> None:
+    """As after it was replaced: of the same name."""
+    signed, key = issue_issuer(authority, tmp_path / "one").issue_server("cp-1", ["127.0.0.1"], 3600.0, NOW)
+    other = issue_issuer(authority, tmp_path / "other").certificate
+    server = showing(tmp_path, pem_of(signed.certificate, other), key)
+    assert await refused(server, trusting) == nothing_sent_of("llmgw lab issuer")
+
+
+async def test_a_private_authority_that_needs_no_intermediate(authority: Authority, tmp_path: Path) -> None:
+    assert await refused(of_the_authority(authority, tmp_path)) == nothing_sent_of("llmgw lab authority")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_certificate_for_another_name(
+    authority: Authority, trusting: Access, tmp_path: Path, host: str
+) -> None:
+    assert await refused(of_the_authority(authority, tmp_path, san="10.0.0.9"), trusting, host) == (
+        f"the certificate of HOST is for mirror.lab, 10.0.0.9, not for {host}: correct the address, or see what "
+        "answers in its place: a proxy, or a page that wants a login"
+    )
+
+
+async def test_a_certificate_that_expired_an_hour_ago(authority: Authority, trusting: Access, tmp_path: Path) -> None:
+    assert await refused(of_the_authority(authority, tmp_path, NOW - 2 * HOUR), trusting) == (
+        f"HOST shows a certificate that expired on {in_words(NOW - HOUR)}, and this machine's clock says NOW: correct "
+        "the clock (`timedatectl`) if it is wrong, else whoever runs HOST has to renew the certificate"
+    )
+
+
+async def test_a_certificate_that_is_not_valid_yet(authority: Authority, trusting: Access, tmp_path: Path) -> None:
+    begins = in_words(NOW + HOUR - timedelta(minutes=5))
+    assert await refused(of_the_authority(authority, tmp_path, NOW + HOUR), trusting) == (
+        f"HOST shows a certificate that is not valid before {begins}, and this machine's clock says NOW: correct the "
+        "clock (`timedatectl`) if it is wrong, else whoever runs HOST has to renew the certificate"
+    )
+
+
+def untrusted(code: int) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = code, "said so"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (10, "HOST shows a certificate that expired, and this machine's clock says NOW: "),
+        (9, "HOST shows a certificate that is not valid yet, and this machine's clock says NOW: "),
+        (62, "the certificate of HOST is not for mirror.lab: correct the address, or see "),
+        (19, "the certificate of HOST leads to an authority that is not trusted here: if it is "),
+        (
+            20,
+            "the certificate of HOST was issued by somebody, not trusted here, and the server sends no certificate of ",
+        ),
+        (23, "the certificate of HOST was not accepted (said so): whoever runs it has to mend that"),
+    ],
+)
+def test_a_certificate_that_could_not_be_looked_at(code: int, words: str) -> None:
+    """Behind a proxy, say."""
+    said = re.sub(r"clock says \S+ \S+ UTC", "clock says NOW", str(explain(untrusted(code), "https://mirror.lab:1/a")))
+    assert said.replace("mirror.lab:1", "HOST").startswith(words)
+
+
+def test_the_certificate_that_expired_is_the_issuers(authority: Authority) -> None:
+    own = facts_of(authority.certificate)
+    issuers = replace(own, not_after=NOW - HOUR)
+    words = str(explain(untrusted(10), "https://mirror.lab/a", chain=(own, issuers)))
+    assert words.startswith(f"mirror.lab shows a certificate that expired on {in_words(NOW - HOUR)}, and ")
 
 
 async def test_plain_http_behind_https(origin: Origin) -> None:

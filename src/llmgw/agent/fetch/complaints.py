@@ -5,12 +5,26 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+import textwrap
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from llmgw.agent.fetch.artifact import FetchFailed
+from llmgw.pki.certificate import CertificateFacts, in_words
+from llmgw.pki.diagnose import (
+    ADDRESS_MISMATCH,
+    EXPIRED,
+    HOSTNAME_MISMATCH,
+    NOT_YET_VALID,
+    SELF_SIGNED,
+    UNKNOWN_ISSUER,
+    UNKNOWN_ROOT,
+)
 
+_TRUST = "in SSL_CERT_FILE, or for a package index in pip's configuration (cert)"
 _ERRNO = {
     errno.ECONNREFUSED: "the connection was refused",
     errno.ENETUNREACH: "the network is unreachable",
@@ -40,11 +54,16 @@ def host_of(url: str) -> str:
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
-def explain(error: Exception, url: str, proxy: str | None = None) -> Broken | FetchFailed:
-    """The error to raise for a request of ``url`` that got no answer, or lost it."""
+def explain(
+    error: Exception, url: str, proxy: str | None = None, chain: Sequence[CertificateFacts] = ()
+) -> Broken | FetchFailed:
+    """The error to raise for a request of ``url`` that got no answer, or lost it.
+
+    ``chain``: the server's certificate and those it sends along, where it was not accepted and could be looked at.
+    """
     host = host_of(url)
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError | ssl.SSLError):
-        return FetchFailed(_tls(error, host))
+        return FetchFailed(_tls(error, url, chain))
     if isinstance(error, aiohttp.ClientHttpProxyError):
         hint = ": look at the credentials in HTTPS_PROXY" if error.status == 407 else ""
         return FetchFailed(f"the proxy {_proxy(proxy)} answered {error.status} ({error.message}) for {host}{hint}")
@@ -77,15 +96,67 @@ def refusal(status: int, reason: str, what: str, url: str) -> Broken | FetchFail
     return FetchFailed(said)
 
 
-def _tls(error: Exception, host: str) -> str:
+def _tls(error: Exception, url: str, chain: Sequence[CertificateFacts]) -> str:
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     if isinstance(inner, ssl.SSLCertVerificationError):
-        return (
-            f"the certificate of {host} is not trusted here ({inner.verify_message}): name the authority that "
-            "signed it in SSL_CERT_FILE, or for a package index in pip's configuration (cert)"
-        )
+        return _distrust(inner, url, chain, datetime.now(UTC))
     reason = getattr(inner, "reason", None) or str(inner)
-    return f"no TLS with {host} ({reason}): is it an https:// address?"
+    return f"no TLS with {host_of(url)} ({reason}): is it an https:// address?"
+
+
+def _distrust(error: ssl.SSLCertVerificationError, url: str, chain: Sequence[CertificateFacts], now: datetime) -> str:
+    code, host = error.verify_code, host_of(url)
+    clock = f"this machine's clock says {in_words(now)}"
+    mend = f"correct the clock (`timedatectl`) if it is wrong, else whoever runs {host} has to renew the certificate"
+    if code == EXPIRED:
+        # It may be the issuer's, while the server's own is in its life.
+        when = next((f" on {in_words(each.not_after)}" for each in chain if each.not_after <= now), "")
+        return f"{host} shows a certificate that expired{when}, and {clock}: {mend}"
+    if code == NOT_YET_VALID:
+        when = next((f" before {in_words(each.not_before)}" for each in chain if each.not_before > now), " yet")
+        return f"{host} shows a certificate that is not valid{when}, and {clock}: {mend}"
+    if code in (HOSTNAME_MISMATCH, ADDRESS_MISMATCH):
+        names = textwrap.shorten(", ".join(chain[0].names), 200, placeholder=" …") if chain else ""
+        whose = f"for {names}, not for" if names else "not for"
+        return (
+            f"the certificate of {host} is {whose} {urlsplit(url).hostname}: correct the address, or see what answers "
+            "in its place: a proxy, or a page that wants a login"
+        )
+    if code in UNKNOWN_ISSUER:
+        return _untrusted(code, host, chain)
+    return f"the certificate of {host} was not accepted ({error.verify_message}): whoever runs it has to mend that"
+
+
+def _untrusted(code: int, host: str, chain: Sequence[CertificateFacts]) -> str:
+    if code == SELF_SIGNED:
+        return (
+            f"the certificate of {host} is signed by itself, and not trusted here: if it is the right one, "
+            f"name it {_TRUST}"
+        )
+    last = _last(chain)
+    if code == UNKNOWN_ROOT or (last is not None and last is not chain[0]):
+        which = f" ({last.issuer!r})" if last is not None else ""
+        return (
+            f"the certificate of {host} leads to an authority that is not trusted here{which}: if it is the right one, "
+            f"name its certificate {_TRUST}"
+        )
+    # One code for both, and a leaf does not say whether an authority or an intermediate issued it.
+    issuer = repr(last.issuer) if last is not None else "somebody"
+    return (
+        f"the certificate of {host} was issued by {issuer}, not trusted here, and the server sends no certificate of "
+        f"that issuer: if it is an authority, name its certificate {_TRUST}; if it is an intermediate of one, whoever "
+        f"runs {host} has to have its certificate sent along"
+    )
+
+
+def _last(chain: Sequence[CertificateFacts]) -> CertificateFacts | None:
+    """Where the way from the server's certificate, issuer by issuer, ends in what was sent."""
+    last = next(iter(chain), None)
+    for _ in chain[1:]:
+        assert last is not None
+        name, key = last.issuer, last.issuer_key_id
+        last = next((each for each in chain if each.common_name == name and key in ("", each.key_id)), last)
+    return last
 
 
 def _proxy(proxy: str | None) -> str:

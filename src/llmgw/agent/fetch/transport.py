@@ -17,7 +17,10 @@ from yarl import URL
 
 from llmgw.agent.fetch.artifact import Access, FetchFailed
 from llmgw.agent.fetch.complaints import Broken, explain, shown
+from llmgw.link.course import ServerAddress
+from llmgw.link.failures import look_at
 from llmgw.link.sockets import Sockets
+from llmgw.pki.certificate import CertificateFacts
 
 REDIRECTS = 10
 READ_BYTES = 1 << 20
@@ -106,11 +109,21 @@ class Transport:
             via = f" (through the proxy {shown(str(proxy))})" if proxy is not None else ""
             raise Broken(f"{shown(str(place))}{via} did not answer within {self._patience_s:g} s") from None
         except (aiohttp.ClientError, ssl.SSLError, OSError, ValueError) as error:
-            raise explain(error, str(place), str(proxy) if proxy is not None else None) from None
+            chain = await self._chain(error, place) if proxy is None else ()
+            raise explain(error, str(place), str(proxy) if proxy is not None else None, chain) from None
+
+    async def _chain(self, error: Exception, place: URL) -> tuple[CertificateFacts, ...]:
+        """What the server shows, where that was not accepted."""
+        if not isinstance(error, aiohttp.ClientConnectorCertificateError) or place.host is None or place.port is None:
+            return ()
+        return await look_at(ServerAddress(place.host, place.port), self._unverified())
 
     def _context_for(self, place: URL) -> ssl.SSLContext | bool:
         if place.host is None or not {place.host, f"{place.host}:{place.port}"} & set(self._access.trusted_hosts):
             return True
+        return self._unverified()
+
+    def _unverified(self) -> ssl.SSLContext:
         if self._trusting is None:
             self._trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._trusting.check_hostname = False
