@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 
 SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -193,3 +194,17 @@ class Engine:
         if isinstance(failure, BaseException) and not isinstance(failure, ConnectionError | asyncio.CancelledError):
             raise failure
         return not writer.is_closing() and not call.gone.is_set()
+
+
+@contextlib.asynccontextmanager
+async def deaf() -> AsyncIterator[str]:
+    """An address that takes no connection and refuses none, as a machine without power: its URL."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # fill its backlog; what comes after is left without an answer
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,17 +12,8 @@ from llmgw.gateway import leaving
 
 from .client import Answer, Client, ask, request
 from .conftest import House, endpoint
-from .engine import COMPLETION, DONE, Call, Script, chunk, completion
-from .test_failures import last_error, streamed
-
-
-async def silent(call: Call) -> None:
-    await call.until_gone()
-
-
-async def only_a_head(call: Call) -> None:
-    await call.stream()
-    await call.until_gone()
+from .engine import COMPLETION, DONE, Call, Script, chunk, completion, deaf
+from .test_failures import last_error, only_a_head, silent, streamed
 
 
 async def either(call: Call) -> None:
@@ -45,20 +33,6 @@ async def sent(house: House, count: int, *, stream: bool = False) -> list[Client
 
 async def answers(clients: list[Client]) -> list[Answer]:
     return await asyncio.gather(*(client.answer() for client in clients))
-
-
-@contextlib.asynccontextmanager
-async def deaf() -> AsyncIterator[str]:
-    """An address that takes no connection and refuses none, as a machine without power: its URL."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(4):  # fill its backlog; what comes after is left without an answer
-            other = stack.enter_context(socket.socket())
-            other.setblocking(False)
-            other.connect_ex(listener.getsockname())
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 # Gone

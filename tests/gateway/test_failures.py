@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
-from llmgw.cluster.model import Route
+from llmgw.cluster.model import Endpoint, Route
+from llmgw.gateway import target
+from llmgw.gateway.routing import Line
 
 from .client import Client, Torn, ask, request
 from .conftest import House, endpoint
-from .engine import COMPLETION, DONE, Call, Engine, chunk, completion
+from .engine import COMPLETION, DONE, Call, Engine, chunk, completion, deaf
 
 
 def events(body: bytes) -> list[bytes]:
@@ -28,6 +31,15 @@ def last_error(body: bytes) -> dict[str, str]:
 
 async def reset(call: Call) -> None:
     call.reset()
+
+
+async def silent(call: Call) -> None:
+    await call.until_gone()
+
+
+async def only_a_head(call: Call) -> None:
+    await call.stream()
+    await call.until_gone()
 
 
 async def streamed(call: Call) -> None:
@@ -49,6 +61,113 @@ async def test_a_replica_that_refuses_connections_is_passed_over(house: House) -
     errors = house.gateway.meter.engine_errors["m", "unreachable"]
     assert 1 <= errors <= 2
     await house.at_rest()
+
+
+async def test_a_replica_that_takes_no_connection_is_passed_over_and_left_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine has no power, and the table names it still."""
+    for name in ("COOLING_FIRST_S", "COOLING_MOST_S"):  # longer than this test may take
+        monkeypatch.setattr(target, name, 3_600.0)
+    up = [await house.engine(), await house.engine()]
+    async with deaf() as url:
+        hole = Endpoint(replica="m-0", generation=1, url=url, api_key="k")
+        others = [endpoint(engine, number) for number, engine in enumerate(up, 1)]
+        await house.start(Route(model="m", endpoints=(hole, *others)), timeouts={"connect_s": 0.1})
+        errors = house.gateway.meter.engine_errors
+        for _ in range(60):
+            assert (await house.ask()).status == 200
+        assert errors == {("m", "unreachable"): 1}
+        assert [answer.status for answer in await asyncio.gather(*(house.ask() for _ in range(60)))] == [200] * 60
+        assert errors == {("m", "unreachable"): 1}
+        house.gateway.router.lines["m"].targets[0].cooling_until = 0.0
+        assert [answer.status for answer in await asyncio.gather(*(house.ask() for _ in range(60)))] == [200] * 60
+        await house.at_rest()
+        assert errors == {("m", "unreachable"): 2}, "one tries whether it is back"
+        assert sum(len(engine.calls) for engine in up) == 180
+
+
+async def test_a_burst_that_a_replica_without_power_has_swallowed_is_answered_by_others(house: House) -> None:
+    """Those that are connecting have been let in: they wait for another beyond the limit of the queue."""
+
+    async def script(call: Call) -> None:
+        await go.wait()
+        await call.json(200, COMPLETION)
+
+    go = asyncio.Event()
+    up = [await house.engine(script), await house.engine(script)]
+    async with deaf() as url:
+        hole = Endpoint(replica="m-0", generation=1, url=url, api_key="k")
+        others = [endpoint(engine, number, max_concurrency=1) for number, engine in enumerate(up, 1)]
+        await house.start(Route(model="m", endpoints=(hole, *others)), queue=2, timeouts={"connect_s": 60.0})
+        line = house.gateway.router.lines["m"]
+        asked = [asyncio.ensure_future(house.ask()) for _ in range(60)]
+        await house.until(lambda: [target.in_flight for target in line.targets] == [58, 1, 1])
+        for exchange in list(house.gateway.active):  # as its connector says when the time is over
+            if exchange._connecting:
+                exchange.unreachable(line.targets[0], "no connection within 60 s")
+        assert len(line.waiting) == 58
+        assert (await house.ask()).status == 429, "who comes new is not let in"
+        go.set()
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 60
+        assert sum(len(engine.calls) for engine in up) == 60
+        await house.at_rest()
+
+
+async def test_where_the_only_replica_takes_no_connection_the_answer_says_so(house: House) -> None:
+    async with deaf() as url:
+        hole = Endpoint(replica="m-0", generation=1, url=url, api_key="k")
+        await house.start(Route(model="m", endpoints=(hole,)), timeouts={"connect_s": 0.1}, hold_for_s=0.1)
+        answer = await house.ask()
+        assert (answer.status, answer.error["code"]) == (503, "no_ready_replica")
+        assert answer.error["message"].endswith(": replica m-0: no connection within 0.1 s")
+        await house.at_rest()
+
+
+async def test_while_one_tries_whether_a_replica_is_back_no_other_does(house: House) -> None:
+    """Though the attempt takes longer than the first pause: each more would wait out ``connect_s`` as well."""
+    async with deaf() as url:
+        hole = Endpoint(replica="m-0", generation=1, url=url, api_key="k")
+        await house.start(Route(model="m", endpoints=(hole,)), timeouts={"connect_s": 60.0})
+        line = house.gateway.router.lines["m"]
+        (away,) = line.targets
+        away.unreachable(0.0)
+        away.cooling_until = 0.0
+        before = time.monotonic()
+        async with await house.client() as client:
+            await client.send(request(ask()))
+            await house.until(lambda: away.in_flight == 1)
+            (exchange,) = house.gateway.active
+            await house.until(lambda: exchange._connecting)
+            assert line.choose(exchange, before + 59.0) is None
+        await house.at_rest()
+
+
+async def test_a_replica_that_takes_a_connection_again_is_held_back_no_longer_than_before(house: House) -> None:
+    (engine,) = await house.serve(silent, timeouts={"connect_s": 60.0})
+    line = house.gateway.router.lines["m"]
+    (back,) = line.targets
+    back.unreachable(0.0)
+    back.cooling_until = 0.0
+    client = await house.client()
+    await client.send(request(ask()))
+    await engine.received(1)
+    (exchange,) = house.gateway.active
+    assert line.choose(exchange, time.monotonic() + target.COOLING_FIRST_S) is back
+
+
+def test_a_replica_that_stays_away_is_tried_ever_more_rarely() -> None:
+    line = Line(Route(model="m"), 10)
+    line.update(Route(model="m", endpoints=(Endpoint(replica="m-0", generation=1, url="http://a:1", api_key="k"),)))
+    (away,) = line.targets
+    pauses = []
+    for _ in range(6):
+        away.unreachable(100.0)
+        pauses.append(away.cooling_until - 100.0)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    away.answered()
+    away.unreachable(100.0)
+    assert away.cooling_until == 101.0, "its answer has made up for them"
 
 
 async def test_a_reset_before_the_head_goes_to_another_replica(house: House) -> None:
@@ -445,9 +564,6 @@ async def test_a_plain_answer_that_is_cut_is_not_whole(house: House, head: bytes
 
 
 async def test_a_silent_engine_is_given_up_and_another_answers(house: House) -> None:
-    async def silent(call: Call) -> None:
-        await call.until_gone()
-
     first, second = await house.serve(silent, streamed, timeouts={"first_token_s": 0.1})
     for _ in range(4):
         answer = await house.ask(ask(stream=True))
@@ -458,9 +574,6 @@ async def test_a_silent_engine_is_given_up_and_another_answers(house: House) -> 
 
 
 async def test_silence_ends_in_a_504(house: House) -> None:
-    async def silent(call: Call) -> None:
-        await call.until_gone()
-
     engines = await house.serve(silent, silent, silent, timeouts={"first_token_s": 0.1})
     answer = await house.ask(ask(stream=True))
     assert (answer.status, answer.error["code"]) == (504, "timeout")
@@ -469,9 +582,6 @@ async def test_silence_ends_in_a_504(house: House) -> None:
 
 
 async def test_a_plain_call_ends_within_the_total(house: House) -> None:
-    async def silent(call: Call) -> None:
-        await call.until_gone()
-
     (engine,) = await house.serve(silent, timeouts={"total_s": 0.1})
     assert (await house.ask()).status == 504
     await engine.calls[0].until_gone()
@@ -534,9 +644,6 @@ async def test_a_stream_that_goes_on_for_ever(house: House) -> None:
 
 
 async def test_a_hung_replica_does_not_slow_the_others(house: House) -> None:
-    async def silent(call: Call) -> None:
-        await call.until_gone()
-
     hung, up = await house.serve(silent, completion)
     async with await Client.open(house.gateway.port) as stuck:
         await stuck.send(request(ask()))

@@ -197,6 +197,7 @@ class Exchange:
         self._connecting = False
         self._why = f"replica {target.endpoint.replica}: {why}"
         self._let_go()
+        self._let_in = True
         self._go(now)
 
     def _send(self, connection: EngineConnection, now: float) -> None:

@@ -93,6 +93,16 @@ class Target:
         self.failures += 1
         self.cooling_until = now + min(COOLING_FIRST_S * 2.0 ** min(self.failures - 1, 10), COOLING_MOST_S)
 
+    def connecting(self, now: float, within_s: float) -> None:
+        """A connection is under way, and fails after that time. Where the last one did, no other is tried beside it."""
+        if self.failures:
+            self.cooling_until = now + within_s + COOLING_FIRST_S
+
+    def connected(self, now: float) -> None:
+        """It takes connections. Whether it answers is not known yet, and may take long to know."""
+        if self.failures:
+            self.cooling_until = now + COOLING_FIRST_S
+
     def answered(self) -> None:
         """It answered, whatever the status."""
         if self.failures:

@@ -290,6 +290,7 @@ class Connector:
 
     def connect(self, target: Target, caller: Caller) -> None:
         """Calls ``caller.connected`` or ``caller.unreachable``, later."""
+        target.connecting(time.monotonic(), self._connect_s)
         task = asyncio.get_running_loop().create_task(self._connect(target, caller))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -304,6 +305,7 @@ class Connector:
         except (OSError, UnicodeError) as error:
             caller.unreachable(target, _unreachable(error))
         else:
+            target.connected(time.monotonic())
             caller.connected(connection)
 
     async def aclose(self) -> None:
