@@ -119,6 +119,12 @@ class House:
     async def until(self, condition: Callable[[], object]) -> None:
         await until(condition)
 
+    async def limits_looked_at_for(self, span_s: float) -> None:
+        """Returns when the gateway, by its own clock, has looked at all limits from now on until that much later."""
+        gateway = self.gateway
+        due = gateway._connections_due  # of the limits, those of connections are looked at least often
+        await self.until(lambda: gateway._connections_due >= due + span_s)
+
     async def at_rest(self) -> None:
         """Nothing is in flight, nothing waits: the counters are back to 0."""
         lines = self.gateway.router.lines.values()

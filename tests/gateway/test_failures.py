@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from llmgw.cluster.model import Endpoint, Route
 from llmgw.gateway import target
+from llmgw.gateway.relay import LAST_CHUNK, framed
 from llmgw.gateway.routing import Line
 
 from .client import Client, Torn, ask, request
 from .conftest import House, endpoint
-from .engine import COMPLETION, DONE, Call, Engine, chunk, completion, deaf
+from .engine import COMPLETION, DONE, SSE_HEAD, Call, Engine, Script, chunk, completion, deaf
 
 
 def events(body: bytes) -> list[bytes]:
@@ -561,6 +564,171 @@ async def test_a_plain_answer_that_is_cut_is_not_whole(house: House, head: bytes
 
 
 # Time
+
+
+LIMIT_S = 0.05
+PLAIN = json.dumps(COMPLETION).encode()
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        pytest.param(SSE_HEAD, framed(chunk("slow", finish="stop") + DONE) + LAST_CHUNK, id="stream"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(PLAIN), PLAIN, id="plain"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", framed(PLAIN) + LAST_CHUNK, id="plain chunked"
+        ),
+    ],
+)
+async def test_a_slow_first_token_is_waited_for(house: House, head: bytes, body: bytes) -> None:
+    """Before the head and behind it: ``first_token_s`` and ``total_s`` bound it, a plain answer the latter alone."""
+
+    async def script(call: Call) -> None:
+        await head_due.wait()
+        await call.send(head)
+        await body_due.wait()
+        await call.send(body)  # in one piece: from here on silence counts
+
+    head_due, body_due = asyncio.Event(), asyncio.Event()
+    stream = head is SSE_HEAD
+    (engine,) = await house.serve(script, timeouts={"connect_s": LIMIT_S})
+    client = await house.client()
+    await client.send(request(ask(stream=stream)))
+    await engine.received(1)
+    gateway = house.gateway
+    # Only now: no client must hurry to send its request.
+    short = ("between_tokens_s", "client_stall_s", "engine_idle_s", "keep_alive_s", "head_s", "body_stall_s", "queue_s")
+    if not stream:
+        short += ("first_token_s",)
+    timeouts = replace(gateway.timeouts, **dict.fromkeys(short, LIMIT_S))
+    gateway.take_limits(replace(gateway.settings, timeouts=timeouts, hold_for_s=LIMIT_S))
+    (exchange,) = gateway.active
+    await house.limits_looked_at_for(10 * LIMIT_S)
+    head_due.set()
+    await house.until(lambda: exchange._held or exchange._relay is not None)
+    await house.limits_looked_at_for(10 * LIMIT_S)
+    body_due.set()
+    answer = await client.answer()
+    assert (answer.status, answer.body) == (200, chunk("slow", finish="stop") + DONE if stream else PLAIN)
+    assert len(engine.calls) == 1
+    assert not gateway.meter.engine_errors
+    await house.at_rest()
+
+
+ABOVE_TOTAL = dict.fromkeys(
+    ("queue_s", "first_token_s", "between_tokens_s", "connect_s", "body_stall_s", "client_stall_s"), 7_200.0
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["waiting", "connecting", "at the engine", "behind the head"])
+async def test_the_total_is_half_an_hour_and_not_less(house: House, where: str, stream: bool) -> None:
+    """Wherever the request is; the clock of the check is ours."""
+    how: dict[str, Any] = {"timeouts": ABOVE_TOTAL, "hold_for_s": 7_200.0}
+    async with deaf() as url:
+        if where == "waiting":
+            await house.start(Route(model="m"), **how)
+        elif where == "connecting":
+            hole = Endpoint(replica="m-0", generation=1, url=url, api_key="k")
+            await house.start(Route(model="m", endpoints=(hole,)), **how)
+        else:
+            await house.serve(silent if where == "at the engine" else only_a_head, **how)
+        client = await house.client()
+        before = time.monotonic()
+        await client.send(request(ask(stream=stream)))
+        await house.until(lambda: house.gateway.active)
+        (exchange,) = house.gateway.active
+        after = time.monotonic()
+        reached = {
+            "waiting": lambda: exchange in house.gateway.router.lines["m"].waiting,
+            "connecting": lambda: exchange._connecting,
+            "at the engine": lambda: house.engines[0].calls,
+            "behind the head": lambda: exchange._held or exchange._relay is not None,
+        }
+        await house.until(reached[where])
+        exchange.check(before + 1_799.0)
+        assert house.gateway.active == {exchange}
+        exchange.check(after + 1_800.0)
+        assert not house.gateway.active
+        if where == "behind the head" and not stream:
+            with pytest.raises(Torn):  # its own head has gone to the client
+                await client.answer()
+            return
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"]) == (504, "timeout")
+        assert "its limit of 1800 s is over" in answer.error["message"]
+        await house.at_rest()
+
+
+async def test_a_stream_under_way_ends_at_the_total_and_not_before(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        await call.piece(chunk("one"))
+        await call.until_gone()
+
+    await house.serve(script, timeouts=ABOVE_TOTAL)
+    client = await house.client()
+    before = time.monotonic()
+    await client.send(request(ask(stream=True)))
+    await client.head()
+    after = time.monotonic()
+    assert await client.piece() == chunk("one")
+    (exchange,) = house.gateway.active
+    exchange.check(before + 1_799.0)
+    assert house.gateway.active == {exchange}
+    exchange.check(after + 1_800.0)
+    error = last_error(await client.piece())
+    assert error["code"] == "timeout"
+    assert "its limit of 1800 s is over" in error["message"]
+    await house.at_rest()
+
+
+@pytest.mark.parametrize("script", [silent, only_a_head])
+async def test_the_first_byte_of_a_stream_has_ten_minutes_and_not_less(house: House, script: Script) -> None:
+    (engine,) = await house.serve(script)
+    client = await house.client()
+    before = time.monotonic()
+    await client.send(request(ask(stream=True)))
+    await engine.received(1)
+    after = time.monotonic()
+    (exchange,) = house.gateway.active
+    await house.until(lambda: exchange._held or script is silent)
+    exchange.check(before + 599.0)
+    assert house.gateway.active == {exchange}
+    exchange.check(after + 600.0)
+    answer = await client.answer()
+    assert (answer.status, answer.error["code"]) == (504, "timeout")
+    assert "no first byte within 600 s" in answer.error["message"]
+    await house.at_rest()
+
+
+async def test_silence_within_a_stream_may_last_a_minute_and_not_less(house: House) -> None:
+    async def script(call: Call) -> None:
+        await call.stream()
+        for text in ("one", "two"):
+            await due.acquire()
+            await call.piece(chunk(text))
+        await call.until_gone()
+
+    due = asyncio.Semaphore(1)
+    await house.serve(script)
+    client = await house.client()
+    await client.send(request(ask(stream=True)))
+    await client.head()
+    assert await client.piece() == chunk("one")
+    (exchange,) = house.gateway.active
+    before = time.monotonic()
+    due.release()
+    assert await client.piece() == chunk("two")
+    await house.until(lambda: not exchange.stirred)  # a check of the gateway's own has seen it
+    after = time.monotonic()
+    exchange.check(before + 59.0)
+    assert house.gateway.active == {exchange}
+    exchange.check(after + 60.0)
+    error = last_error(await client.piece())
+    assert error["code"] == "timeout"
+    assert "nothing for 60 s" in error["message"]
+    await house.at_rest()
 
 
 async def test_a_silent_engine_is_given_up_and_another_answers(house: House) -> None:

@@ -482,7 +482,7 @@ class Exchange:
 
     def _check_engine(self, now: float) -> None:
         timeouts = self._service.settings.timeouts
-        if self._relay is None:
+        if self._relay is None or not self._relay.begun:
             if self._streams and now - self._sent_at >= timeouts.first_token_s:
                 self._time_out(now, f"the engine sent no first byte within {timeouts.first_token_s:g} s")
         elif now - self._quiet_since >= timeouts.between_tokens_s:

@@ -44,6 +44,9 @@ WHOLE, TRUNCATED, CUT = Ending
 
 
 class Relay(Protocol):
+    begun: bool
+    """The body's first byte has come."""
+
     def feed(self, piece: bytes) -> None:
         """A part of the body, never empty."""
 
@@ -64,14 +67,16 @@ def framed(piece: bytes) -> bytes:
 class PlainRelay:
     """Bytes as they come."""
 
-    __slots__ = ("_chunked", "_client", "_head")
+    __slots__ = ("_chunked", "_client", "_head", "begun")
 
     def __init__(self, client: Client, head: bytes, framing: Framing) -> None:
+        self.begun = False
         self._client = client
         self._head = head
         self._chunked = framing is CHUNKED
 
     def feed(self, piece: bytes) -> None:
+        self.begun = True
         if self._chunked:
             piece = framed(piece)
         if self._head:
@@ -98,9 +103,10 @@ class PlainRelay:
 class StreamRelay:
     """Server-sent events, whole ones as soon as they are whole; an end that is none becomes an error event."""
 
-    __slots__ = ("_before_last", "_chunked", "_client", "_failed", "_last", "_part", "_torn")
+    __slots__ = ("_before_last", "_chunked", "_client", "_failed", "_last", "_part", "_torn", "begun")
 
     def __init__(self, client: Client, head: bytes, framing: Framing) -> None:
+        self.begun = True  # it is made with it
         self._client = client
         self._chunked = framing is CHUNKED
         self._part = b""

@@ -16,7 +16,7 @@ class Timeouts:
     """From the request's going to an engine until the first byte of a streamed answer. A plain answer has its first
     byte when it is complete: ``total_s`` bounds it."""
     between_tokens_s: float = 60.0
-    """Silence of the engine within an answer."""
+    """Silence of the engine within an answer, once its body's first byte has come."""
     total_s: float = 1800.0
     """From the request's last byte to the answer's, waiting included."""
     connect_s: float = 5.0
