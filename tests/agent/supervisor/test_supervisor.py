@@ -131,6 +131,15 @@ async def test_a_crash_is_reported_with_its_last_lines(supervisor: Supervisor, s
     assert await supervisor.stop(SHARD) == expected
 
 
+async def test_the_last_fifty_lines_of_an_engine_are_with_its_exit(supervisor: Supervisor) -> None:
+    """A traceback through a framework is longer than a screen, and its first line is the one that tells most."""
+    await supervisor.start(shell(SHARD, 1, "seq 60; exit 1"))
+    expected = Exit(status=1, last_lines=tuple(str(number) for number in range(11, 61)))
+    assert await supervisor.wait(SHARD) == expected
+    (ended,) = supervisor.ended()
+    assert ended.exit == expected
+
+
 async def test_an_engine_killed_from_outside_is_noticed_at_once(supervisor: Supervisor) -> None:
     running = await supervisor.start(shell(SHARD, 1, "exec sleep 600"))
     waiting = asyncio.ensure_future(supervisor.wait(SHARD))

@@ -23,7 +23,7 @@ from llmgw.process.account import account
 from llmgw.process.detached import Detached, DetachedSpec, ExitRecord
 from llmgw.process.errors import ProcessError, RecordError, StartError, StopError
 
-EXIT_LINES = 40
+EXIT_LINES = 50
 """Lines of output that an Exit carries."""
 
 _ENGINE_OOM_SCORE = 200
