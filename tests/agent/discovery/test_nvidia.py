@@ -100,10 +100,11 @@ async def test_an_old_driver_is_asked_again_for_the_core_fields(tmp_path: Path) 
     ("status", "name", "words"),
     [
         (4, "rc4.txt", "as root"),
-        (6, "rc6.txt", "No devices were found"),
+        (6, "rc6.txt", "in a container, start that with the GPUs (`--gpus all`"),
         (9, "rc9.txt", "modprobe nvidia"),
         (12, "rc12.txt", "user libraries"),
         (18, "rc18.txt", "reboot"),
+        (255, "rc255.txt", "restart the container, with `--gpus all` and the nvidia-container-toolkit"),
         (0, "garbage.bin", "ended with status 0"),
         (9, "h100x8_core_fields.csv", None),
     ],

@@ -135,12 +135,15 @@ def test_mig_instances_in_the_old_form() -> None:
     ("status", "name", "said", "advice"),
     [
         (4, "rc4.txt", "Insufficient Permissions", "as root"),
-        (6, "rc6.txt", "No devices were found", "dmesg"),
+        (6, "rc6.txt", "No devices were found", "in a container, start that with the GPUs (`--gpus all`"),
+        (6, "rc6.txt", "No devices were found", "see dmesg"),
         (9, "rc9.txt", "couldn't communicate", "modprobe nvidia"),
         (12, "rc12.txt", "couldn't find libnvidia-ml.so", "user libraries"),
         (15, "rc15.txt", "GPU is lost", "reboot"),
         (18, "rc18.txt", "version mismatch", "reboot"),
         (255, "rc18.txt", "version mismatch", "reboot"),
+        (255, "rc255.txt", "Unknown Error", "(`systemctl daemon-reload`): restart the container, with `--gpus all`"),
+        (255, "rc255.txt", "Unknown Error", "outside of one, see dmesg"),
         (-11, "empty.txt", "signal 11", "by hand"),
     ],
 )

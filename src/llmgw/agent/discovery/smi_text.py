@@ -31,7 +31,8 @@ _LOST = re.compile(
 
 _SMI_ERRORS: Mapping[int, str] = {
     4: "run the agent as root, or give its user access to /dev/nvidia*",
-    6: "the driver is loaded but has no device: see dmesg for NVRM lines",
+    6: "the driver is loaded but has no device here: in a container, start that with the GPUs "
+    "(`--gpus all`, by the nvidia-container-toolkit); else see dmesg for NVRM lines",
     8: "plug the GPU's power cables in",
     9: "the NVIDIA driver is not loaded: modprobe nvidia, or install (after a kernel upgrade: rebuild) it",
     12: "libnvidia-ml.so is missing: install the driver's user libraries",
@@ -39,6 +40,13 @@ _SMI_ERRORS: Mapping[int, str] = {
     15: "a GPU is lost: reboot to recover it; if that does not help, reseat or replace it",
     18: "the driver's libraries were upgraded under the loaded kernel module: reboot, or reload the nvidia modules",
 }
+_NO_NODES = re.compile(r"initialize NVML: Unknown Error", re.IGNORECASE)
+# By its words: the status is 255, under which a mismatch comes too.
+_NODES_LOST = (
+    "the driver is loaded, but its devices (/dev/nvidia*) can't be opened: a container loses them when systemd is "
+    "reloaded on its host (`systemctl daemon-reload`): restart the container, with `--gpus all` and the "
+    "nvidia-container-toolkit; outside of one, see dmesg for NVRM lines"
+)
 _SAME_AS_9 = re.compile("couldn't communicate with the NVIDIA driver")
 _SAME_AS_18 = re.compile("version mismatch", re.IGNORECASE)
 
@@ -95,7 +103,8 @@ def explain_failure(status: int, text: str) -> str:
     elif _SAME_AS_9.search(clean):
         status = 9
     how = f"signal {-status}" if status < 0 else f"status {status}"
-    advice = _SMI_ERRORS.get(status, "run it by hand on this machine to see more")
+    known = _NODES_LOST if _NO_NODES.search(clean) else _SMI_ERRORS.get(status)
+    advice = known or "run it by hand on this machine to see more"
     return f"nvidia-smi ended with {how}" + (f' ("{said.rstrip(".")}")' if said else "") + f": {advice}"
 
 
