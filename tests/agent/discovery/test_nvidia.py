@@ -288,6 +288,33 @@ async def test_a_mismatch_that_both_see_is_said_once(nvml: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize(
+    ("machine", "status", "name", "words"),
+    [
+        ("none", 6, "rc6.txt", "start that with the GPUs (`--gpus all`"),
+        ("unopened", 255, "rc255.txt", "restart the container, with `--gpus all`"),
+    ],
+)
+async def test_a_container_without_its_devices_is_told_so_once(
+    nvml: pytest.MonkeyPatch, tmp_path: Path, machine: str, status: int, name: str, words: str
+) -> None:
+    """NVML begins well where only the devices of the GPUs are missing, and counts none: that is no empty machine."""
+    nvml.setenv("NVML_MACHINE", machine)
+    report = await look(tmp_path, write_nvidia_smi(tmp_path, {"*": (status, name)}), nvml=True)
+    assert report.gpus is None
+    (warning,) = report.warnings
+    assert words in warning
+
+
+async def test_nvml_that_counts_no_gpu_is_no_empty_machine(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml.setenv("NVML_MACHINE", "none")
+    nvml.setenv("PATH", str(tmp_path))
+    report = await look(tmp_path, None, nvml=True)
+    assert report.gpus is None
+    (warning,) = report.warnings
+    assert "start that with the GPUs (`--gpus all`" in warning
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "not json", "[]", "{}", '{"devices": 3}', '{"error": 9, "words": "Driver Not Loaded"}', "[" * 100_000],
 )

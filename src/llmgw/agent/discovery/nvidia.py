@@ -10,8 +10,10 @@ from llmgw.agent.discovery.nvidia_smi import SmiFailed, ask_nvidia_smi, find_nvi
 from llmgw.agent.discovery.nvml import NvmlUnreadable, ask_nvml
 from llmgw.agent.discovery.probe import ProbeHung, ProbeMissing
 from llmgw.agent.discovery.settings import DiscoverySettings
+from llmgw.agent.discovery.smi_text import NO_DEVICE
 
 _NVIDIA_VENDOR = "0x10de"
+_NO_GPU = "it counts no GPU"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
 
 
@@ -33,9 +35,14 @@ async def find_gpus(settings: DiscoverySettings, machine_memory_bytes: int, arch
         if settings.prefer_nvml or smi is None:
             try:
                 nvml = await ask_nvml(settings.probe_limit_s)
-                return report(nvml.devices, "nvml", nvml.driver, ())
+                if nvml.devices:
+                    return report(nvml.devices, "nvml", nvml.driver, ())
+                # As in a container that was started without its devices: NVML finds nothing wrong with that.
+                nvml_problem = _NO_GPU
             except NvmlUnreadable as error:
                 nvml_problem = str(error)
+        if smi is None and nvml_problem == _NO_GPU:
+            return _silent(driver, f"NVML counts no GPU: {NO_DEVICE}")
         if smi is None:
             return _silent(driver, f"the NVIDIA driver is loaded, but NVML can't be read ({nvml_problem})")
         answer = await ask_nvidia_smi(smi, settings.probe_limit_s, settings.root)

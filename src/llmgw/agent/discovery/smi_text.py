@@ -29,10 +29,13 @@ _LOST = re.compile(
     r"Unable to determine the device handle for GPU\s*([0-9A-Fa-f]+(?::[0-9A-Fa-f]+){1,2}\.[0-9]):\s*(.+)"
 )
 
+NO_DEVICE = (
+    "the driver is loaded but has no device here: in a container, start that with the GPUs (`--gpus all`, by the "
+    "nvidia-container-toolkit); else see dmesg for NVRM lines"
+)
 _SMI_ERRORS: Mapping[int, str] = {
     4: "run the agent as root, or give its user access to /dev/nvidia*",
-    6: "the driver is loaded but has no device here: in a container, start that with the GPUs "
-    "(`--gpus all`, by the nvidia-container-toolkit); else see dmesg for NVRM lines",
+    6: NO_DEVICE,
     8: "plug the GPU's power cables in",
     9: "the NVIDIA driver is not loaded: modprobe nvidia, or install (after a kernel upgrade: rebuild) it",
     12: "libnvidia-ml.so is missing: install the driver's user libraries",
@@ -103,8 +106,9 @@ def explain_failure(status: int, text: str) -> str:
     elif _SAME_AS_9.search(clean):
         status = 9
     how = f"signal {-status}" if status < 0 else f"status {status}"
-    known = _NODES_LOST if _NO_NODES.search(clean) else _SMI_ERRORS.get(status)
-    advice = known or "run it by hand on this machine to see more"
+    advice = _SMI_ERRORS.get(status, "run it by hand on this machine to see more")
+    if _NO_NODES.search(clean):
+        advice = _NODES_LOST
     return f"nvidia-smi ended with {how}" + (f' ("{said.rstrip(".")}")' if said else "") + f": {advice}"
 
 
