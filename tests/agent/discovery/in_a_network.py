@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from llmgw.agent.discovery import DiscoverySettings, discover, links_changed
@@ -16,13 +17,22 @@ def ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True)
 
 
+def card(name: str, address: str = "") -> None:
+    """A network card whose cable is in."""
+    ip(f"link add {name} type veth peer name at-{name}")
+    ip(f"link set at-{name} up")
+    ip(f"link set {name} up")
+    if address:
+        ip(f"addr add {address} dev {name}")
+
+
 async def main() -> None:
     settings = DiscoverySettings(
         servers=("https://10.77.9.1:7443",), ib_root=Path("/nowhere"), nvidia_smi="/nowhere", prefer_nvml=False
     )
     known: Inventory | None = None
 
-    async def look(step: str) -> None:
+    async def look(step: str, settings: DiscoverySettings = settings) -> None:
         nonlocal known
         changed = None if known is None else await links_changed(settings, known)
         known = await discover(settings, known)
@@ -33,10 +43,7 @@ async def main() -> None:
         )
 
     ip("link set lo up")
-    ip("link add one type veth peer name other")
-    ip("link set other up")
-    ip("link set one up")
-    ip("addr add 10.77.9.11/24 dev one")
+    card("one", "10.77.9.11/24")
     await look("up")
     await look("still up")
     ip("link set one down")
@@ -46,6 +53,25 @@ async def main() -> None:
     ip("addr flush dev one")
     ip("addr add 10.77.9.12/24 dev one")
     await look("moved")
+    ip("link del one")
+    known = None
+    # The bridge first, and with a container at it: an agent that took the first address would take this one.
+    ip("link add docker0 type bridge")
+    ip("addr add 172.17.0.1/16 dev docker0")
+    ip("link set docker0 up")
+    card("container")
+    ip("link set container master docker0")
+    card("two", "10.88.0.11/24")
+    card("three", "10.99.0.11/24")
+    ip("route add default via 10.88.0.1 dev two")
+    ip("route add 10.66.0.0/24 via 10.99.0.1 dev three")
+    behind_the_third = replace(settings, servers=("https://10.66.0.1:7443",))
+    await look("three cards", behind_the_third)
+    ip("route replace 10.66.0.0/24 via 10.88.0.1 dev two")
+    await look("by the second", behind_the_third)
+    ip("route del 10.66.0.0/24")
+    ip("route replace default via 10.99.0.1 dev three")
+    await look("by the third again", behind_the_third)
 
 
 asyncio.run(main())

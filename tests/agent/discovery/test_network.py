@@ -157,8 +157,9 @@ def test_addresses_leave_no_descriptors_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_address_that_changes_is_followed_and_a_cable_that_is_out_changes_none() -> None:
-    """The ranks of a replica find one another by it: it is given up for another one only, never for a guess."""
+def test_the_address_is_that_of_the_way_to_the_control_plane_whatever_changes() -> None:
+    """The ranks of a replica find one another by it: it is given up for another one only, never for a guess. Where
+    there are several cards, it is that of the one by which the control plane is reached."""
     command = ["unshare", "--net", sys.executable, str(Path(__file__).with_name("in_a_network.py"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "Operation not permitted" in done.stderr:
@@ -175,6 +176,9 @@ def test_an_address_that_changes_is_followed_and_a_cable_that_is_out_changes_non
         ],
         "up again": [False, "10.77.9.11", "one", []],
         "moved": [True, "10.77.9.12", "one", []],
+        "three cards": [None, "10.99.0.11", "three", []],
+        "by the second": [True, "10.88.0.11", "two", []],
+        "by the third again": [True, "10.99.0.11", "three", []],
     }, done.stderr
 
 
