@@ -20,6 +20,7 @@ from llmgw.config import AgentConfig, load_agent
 from llmgw.link.client import LinkError
 from llmgw.link.messages import Desired, Heartbeat, Hello, LogLines, LogsRequest, Observed, RoutesAck
 from llmgw.link.server import LinkServer, Peer, RefusedPeer
+from llmgw.pki.names import IdentityError
 from tests.agent.discovery.machines import write_port
 from tests.agent.node import alive, clear, sim
 from tests.link.ends import Pki, make_server
@@ -242,6 +243,38 @@ async def test_an_agent_that_comes_back_says_in_its_hello_what_it_runs(pki: Pki,
             assert found.state is ShardState.READY
             assert [(found.pid, found.endpoint)] == [(shard.pid, shard.endpoint) for shard in before]
         assert len({peer.hello.instance for peer in ledger.hellos}) == 2
+
+
+async def test_an_agent_that_can_not_start_gives_no_engine_up(
+    pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One whose key is gone has taken up by then what runs: that it can ask an engine nothing is no fault of that."""
+    wanted = sim(first_token_s=600.0)
+    async with serving(pki) as (server, ledger), running(config, server):
+        ledger.want(wanted)
+        await ledger.until(lambda: [shard for shard in ledger.shards.values() if is_asked(shard)], "it is asked")
+        (before,) = ledger.shards.values()
+    agent = Agent(
+        replace(config, tls=replace(config.tls, key=tmp_path / "gone.pem")), await discover(settings_of(config))
+    )
+
+    async def until_it_is_asked() -> None:
+        while not all(map(is_asked, agent.converge.shards())):
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(main, "FIRST_LOOK_S", DEADLINE_S)
+    monkeypatch.setattr(agent, "_look_for_weights", until_it_is_asked)
+    with capture_logs() as logs, pytest.raises(IdentityError, match=r"gone\.pem does not exist"):
+        await agent.run(asyncio.Event())
+    assert [shard.id for shard in agent.converge.shards()] == [wanted.id]
+    assert f"shard {wanted.id}" not in {task.get_name() for task in asyncio.all_tasks()}
+    assert not [line for line in logs if line["event"] == "giving up on a shard"]
+    assert before.pid is not None
+    assert alive(before.pid)
+
+
+def is_asked(shard: ObservedShard) -> bool:
+    return shard.why == "loaded; waiting for the answer to a first request"
 
 
 async def test_a_look_that_fails_ends_no_agent(pki: Pki, config: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,11 +96,15 @@ class Converge:
                 self._converge_shards()
                 self._converge_engines()
         finally:
-            tasks = [life.task for life in self._lives.values()]
-            tasks += [life.ending for life in self._lives.values() if life.ending]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.close()
+
+    async def close(self) -> None:
+        """The agent goes, whether it came to run or not: nothing is asked of a shard any more, or done to it."""
+        tasks = [life.task for life in self._lives.values()]
+        tasks += [life.ending for life in self._lives.values() if life.ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _converge_shards(self) -> None:
         wanted = self._wanted

@@ -184,6 +184,7 @@ class Agent:
         finally:
             await asyncio.to_thread(self.link.stop)
             await self._logs.close()
+            await self.converge.close()
             await self.supervisor.close()
             await self.client.close()
 
