@@ -260,7 +260,8 @@ async def test_an_agent_that_can_not_start_gives_no_engine_up(
 
     async def until_it_is_asked() -> None:
         while not all(map(is_asked, agent.converge.shards())):
-            await asyncio.sleep(0.01)
+            agent._dirty.clear()
+            await agent._dirty.wait()
 
     monkeypatch.setattr(main, "FIRST_LOOK_S", DEADLINE_S)
     monkeypatch.setattr(agent, "_look_for_weights", until_it_is_asked)
