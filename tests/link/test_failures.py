@@ -502,7 +502,12 @@ def test_files_that_can_not_be_used(pki: Pki, tmp_path: Path):
     garbage.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
     sealed = tmp_path / "sealed.pem"
     sealed.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    (tmp_path / "link.pem").symlink_to("nowhere.pem")
     cases = {
+        replace(good, key=tmp_path / "link.pem"): (
+            "the key DIR/link.pem leads to DIR/nowhere.pem, which does not exist: put it back there, or correct the "
+            "path in the file's `tls:` section"
+        ),
         replace(good, key=tmp_path / "none.pem"): (
             "the key DIR/none.pem does not exist: copy it there, or correct the path in the file's `tls:` section"
         ),

@@ -403,7 +403,8 @@ async def _settle(config: AgentConfig) -> None:
 
 def _new_identity(config: AgentConfig) -> str:
     node = config.node_id or socket.gethostname()
+    # A name that a node has is given by no token but one that replaces it; where nobody has it, that is as good.
     return (
-        f"`llmgw ctl node token {node}` and then `llmgw agent join` here, or "
+        f"`llmgw ctl node token {node} --replace` and then `llmgw agent join` here, or "
         f"`llmgw ctl cert issue-client {node} --force` where the authority is,"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,6 +131,11 @@ def read_certificate(path: Path, what: str) -> x509.Certificate:
 
 def unreadable(path: Path, what: str, error: OSError) -> str:
     """Why a file of the identity can't be read, and what to do."""
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return (
+            f"{what} {path} leads to {os.path.realpath(path)}, which does not exist: put it back there, or correct the "
+            "path in the file's `tls:` section"
+        )
     if isinstance(error, FileNotFoundError):
         return f"{what} {path} does not exist: copy it there, or correct the path in the file's `tls:` section"
     if isinstance(error, PermissionError):
