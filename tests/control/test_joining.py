@@ -17,6 +17,7 @@ from llmgw.control.errors import ApiError
 from llmgw.control.operations import remove_node
 from llmgw.link.joining import JoinRefused
 from llmgw.link.server import Peer
+from llmgw.link.session import Refusal
 from llmgw.pki.authority import Authority
 from llmgw.pki.certificate import facts_of
 from llmgw.pki.chain import read_chain
@@ -248,7 +249,12 @@ async def test_a_node_that_was_removed_leaves_its_name_and_its_certificate_is_no
         await office.floor.settled()
     await remove_node(office.plane, "gpu-1", office.serials)
     assert office.plane.cluster.nodes == {}
-    assert not isinstance(office.dial(old), Peer)
+    refusal = office.dial(old)
+    assert isinstance(refusal, Refusal)
+    assert f"certificate {old.serial} of gpu-1 was revoked" in refusal.words
+    assert "(its node was removed)" in refusal.words
+    await office.floor.settled()
+    assert office.plane.cluster.nodes == {}, "that it dials makes it no node again"
     machine = Machine("gpu-1", fingerprint="another")
     await office.join(await office.token(), machine)
     assert isinstance(office.dial(machine), Peer)

@@ -278,8 +278,9 @@ async def test_a_model_without_replicas_has_nothing_to_restart(tmp_path: Path) -
 # -- nodes that are gone
 
 
-async def test_a_lost_node_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
-    """One that was removed and dials in again joins anew: it is neither refused for ever nor taken for the old one."""
+async def test_a_lost_node_is_forgotten_and_its_name_is_free(tmp_path: Path) -> None:
+    """Nobody is asked for a certificate here: who is let in by that name, and that what the old node had is refused,
+    is ``test_joining``'s. Whoever has been let in is a new node by an old name."""
     clock = Time()
     async with open_floor(tmp_path, clock=clock) as floor, floor.admin() as client:
         first, second = await serving(floor, "n1", "n2")
@@ -296,8 +297,8 @@ async def test_a_lost_node_is_forgotten_and_may_join_again(tmp_path: Path) -> No
         assert set(nodes_of(floor).values()) == {("n2",)}
         assert "node.removed" in await kinds(floor.store)
 
-        back = floor.join("n1")
-        await floor.obey(back, second)
+        new = floor.join("n1")
+        await floor.obey(new, second)
         assert floor.plane.cluster.nodes["n1"].state == "ready"
 
 
