@@ -20,7 +20,7 @@ import pytest
 from llmgw.agent.identity import IdentityStore, Pair
 from llmgw.pki.authority import Authority
 from llmgw.pki.issuer import issue_issuer
-from tests.cluster.lab import ENGINE_PORTS, SIM, Lab, Proc, eventually
+from tests.cluster.lab import ENGINE_PORTS, SIM, Lab, Proc, alive, eventually
 from tests.cluster.streams import ask
 
 NODES = "nodes: {suspect_after: 4s, lost_after: 8s}\n"
@@ -163,6 +163,59 @@ def test_a_node_that_was_off_for_longer_than_its_certificate_comes_back(labs: li
     after = lab.ready()
     assert (after["generation"], after["pids"], after["restarts"]) == (1, before["pids"], 0)
     assert machine.pair.serial != last.serial
+
+
+def test_a_node_that_was_removed_is_told_so_and_joins_anew_in_its_old_folder(labs: list[Lab]) -> None:
+    lab = issuing_lab(3600)
+    labs.append(lab)
+    machine = become_a_node(lab, "n1")
+    agent = machine.start()
+    before, key = lab.ready(), lab.key()
+    agent.terminate()
+    eventually(lambda: [node["state"] for node in lab.get("nodes")] == ["lost"], "it is lost", 60)
+    with lab.admin() as client:
+        client.delete("nodes/n1")
+    old = machine.pair.serial
+    agent = machine.start()
+
+    def said() -> list[str]:
+        lines = agent.output().splitlines()
+        return [line for line in lines if 'event="not connected"' in line and "its node was removed" in line]
+
+    words = eventually(said, "its log says that it was removed", 60)[0]
+    assert f"certificate {old} of n1 was revoked" in words
+    assert "`llmgw ctl node token n1 --replace` and `llmgw agent join` let a machine in by that name again" in words
+    assert lab.get("nodes") == []
+    joined = machine.join(token_for(lab, "n1", "--replace"))
+    assert joined.returncode == 0, joined.stderr
+    assert "where it runs already it takes the certificate up by itself" in joined.stdout
+    eventually(machine.connected, "it is back, and nobody has restarted it", 60)
+    assert agent.popen.poll() is None
+    assert len(said()) == 1, "said once, however often it was turned away"
+    after = lab.ready()
+    assert after["id"] != before["id"]
+    eventually(lambda: not any(map(alive, before["pids"])), "what nobody wants any more ends", 30)
+    assert ask(lab, key).status_code == 200
+
+
+def test_a_node_that_lost_its_only_key_is_told_how_to_get_another(lasting: Lab) -> None:
+    lab = lasting
+    machine = become_a_node(lab, "n4")
+    agent = machine.start()
+    eventually(machine.connected, "it is connected", 60)
+    agent.terminate()
+    key = machine.pair.folder / "key.pem"
+    key.unlink()
+    refused = machine.start()
+    assert refused.popen.wait(60) == 1
+    words = refused.output().splitlines()[-1]
+    named = machine.folder / "etc" / "agent-key.pem"
+    assert words.startswith(f"the key {named} leads to {key}, which does not exist")
+    assert "`llmgw ctl node token n4 --replace` and then `llmgw agent join` here" in words
+    joined = machine.join(token_for(lab, "n4", "--replace"))
+    assert joined.returncode == 0, joined.stderr
+    machine.start()
+    eventually(machine.connected, "it is back", 60)
 
 
 def test_kills_at_any_moment_of_a_renewal_lock_no_node_out(lasting: Lab) -> None:
