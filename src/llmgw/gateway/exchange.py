@@ -244,10 +244,13 @@ class Exchange:
     # The engine's answer
 
     def on_head(self, connection: EngineConnection) -> None:
-        if connection.target.failures:
+        if connection.target.failures and connection.status != 401:
             connection.target.answered()
         status = connection.status
         if status >= 400:
+            if status == 401:
+                self._key_refused(connection.target)
+                return
             if status >= 500:
                 self._service.meter.engine_errors[self._line.label, "status"] += 1
             self._collector = Collector(COLLECTED_BYTES)
@@ -346,11 +349,6 @@ class Exchange:
     def _collected(self, connection: EngineConnection, body: bytes) -> None:
         self._collector = None
         target, status = connection.target, connection.status
-        if status == 401:
-            why = "refused the key that this gateway has for it"
-            self._engine_error("status", target, why)
-            self._refuse(bad_gateway(f"replica {target.endpoint.replica} {why}", "engine_key_refused"))
-            return
         if not connection.content_encoding:
             body = normalised(body) or body
         lines = connection.header_lines
@@ -365,21 +363,44 @@ class Exchange:
         """The replica can't take it now. Neutral for the replica; another may."""
         now = time.monotonic()
         self._spare = answer
-        if self.not_before is None:
-            self.not_before = {}
         self._let_go()
         if answer.status == 503:
-            self.not_before[target] = now + min(2.0 ** (self._tries - 1), BACKOFF_MOST_S)
+            self._avoid(target, now + min(2.0 ** (self._tries - 1), BACKOFF_MOST_S))
             self._why = f"replica {target.endpoint.replica} answered 503"
             self._go(now)
             return
-        self.not_before[target] = math.inf
+        self._avoid(target, math.inf)
         other = self._line.choose(self, now)
         if other is None:
             self._pass_on(answer)
         else:
             other.take(now)
             self.dispatch(other, now)
+
+    def _key_refused(self, target: Target) -> None:
+        """The replica's own engine has its key: this is another one, that got the port since the table was made."""
+        now = time.monotonic()
+        why = "refused the key that this gateway has for it"
+        self._abandon_engine()
+        self._engine_error("key_refused", target, why)
+        self._why = f"replica {target.endpoint.replica} {why}"
+        target.unreachable(now)
+        avoided = self._avoid(target, math.inf)
+        self._look_again()
+        targets = self._line.targets
+        if not targets or any(avoided.get(other, 0.0) < math.inf for other in targets):
+            self._go(now)
+        elif self._spare is not None:
+            self._pass_on(self._spare)
+        else:
+            self._refuse(bad_gateway(self._why, "engine_key_refused"))
+
+    def _avoid(self, target: Target, until: float) -> dict[Target, float]:
+        """This request does not go to ``target`` before then. Returns all that it avoids."""
+        if self.not_before is None:
+            self.not_before = {}
+        self.not_before[target] = until
+        return self.not_before
 
     def _pass_on(self, answer: Answer) -> None:
         lines = answer.lines

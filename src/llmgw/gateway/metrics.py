@@ -66,7 +66,7 @@ class Meter:
         self.retries: Counter[str] = Counter()
         """By model."""
         self.engine_errors: Counter[tuple[str, str]] = Counter()
-        """By model and kind: unreachable, broken, status, timeout, truncated, gone."""
+        """By model and kind: unreachable, broken, status, key_refused, timeout, truncated, gone."""
         self.bad_requests = 0
         """What could not be parsed as HTTP."""
 

@@ -89,7 +89,10 @@ class Target:
             self.departures.ended(self, broken=broken)
 
     def unreachable(self, now: float) -> None:
-        """A connection failed, or the engine did not answer in time: leave it alone for a while, longer each time."""
+        """A connection failed, or the engine gave no answer in time, or refused the replica's key.
+
+        It is left alone for a while, longer each time.
+        """
         self.failures += 1
         self.cooling_until = now + min(COOLING_FIRST_S * 2.0 ** min(self.failures - 1, 10), COOLING_MOST_S)
 
@@ -104,7 +107,7 @@ class Target:
             self.cooling_until = now + COOLING_FIRST_S
 
     def answered(self) -> None:
-        """It answered, whatever the status."""
+        """The replica's own engine answered, whatever the status."""
         if self.failures:
             self.failures = 0
             self.cooling_until = 0.0
