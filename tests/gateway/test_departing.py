@@ -95,14 +95,16 @@ async def test_the_wait_for_another_is_counted_anew(house: House) -> None:
     line = house.gateway.router.lines["m"]
     await house.until(lambda: len(line.waiting) == 1)
     (exchange,) = house.gateway.active
-    began = exchange._waiting_since
-    exchange._waiting_since -= 0.4
+    await house.until(lambda: exchange._down_since)
+    began = exchange._down_since
+    exchange._down_since -= 0.4
     hole = await house.engine(silent)
     house.say(Route(model="m", endpoints=(endpoint(hole),)))
     await hole.received(1)
     house.say(Route(model="m"))
     assert len(line.waiting) == 1
-    assert exchange._waiting_since > began
+    await house.until(lambda: exchange._down_since)
+    assert exchange._down_since > began
     up = await house.engine(completion)
     house.say(Route(model="m", endpoints=(endpoint(up, 1),)))
     assert (await client.answer()).status == 200

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.cluster.model import Endpoint, Route
+from llmgw.gateway.exchange import Exchange
 from llmgw.gateway.routing import Line, Router
 from llmgw.gateway.target import Target
 
@@ -120,6 +121,22 @@ def test_counts_survive_a_new_table() -> None:
     assert target.in_flight == 0
 
 
+def test_one_that_failed_is_not_up_until_it_answers() -> None:
+    """Nor while somebody tries it: a connection that nobody takes lasts longer than it is left alone."""
+    line = line_of(at(0, max_concurrency=1))
+    (target,) = line.targets
+    assert line.busy
+    target.unreachable(0.0)
+    assert not line.busy
+    waiter = Nobody()
+    assert line.choose(waiter, 2.0) is target
+    target.take(2.0)
+    assert line.choose(waiter, 4.0) is None
+    assert not line.busy
+    target.answered()
+    assert line.busy
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
 async def test_a_burst_is_spread(house: House, path: str) -> None:
     go = asyncio.Event()
@@ -214,6 +231,68 @@ async def test_waiting_for_a_free_replica_ends(house: House) -> None:
     assert retry_after(answer) >= 1
     go.set()
     assert (await clients[0].answer()).status == 200
+    await house.at_rest()
+
+
+def waiting(house: House) -> list[Exchange]:
+    return [each for each in house.gateway.router.lines["m"].waiting if isinstance(each, Exchange)]
+
+
+async def test_the_hold_counts_from_when_none_was_up(house: House) -> None:
+    """Those that queued for longer than that behind a full replica outwait its restart."""
+    _, clients = await full_house(house, 3, hold_for_s=30.0)
+    queued = waiting(house)
+    for exchange in queued:
+        exchange._waiting_since -= 40.0
+    house.say(Route(model="m", why_none="m-0 restarts"))
+    await house.until(lambda: all(exchange._down_since for exchange in queued))
+    assert len(waiting(house)) == 4
+    back = await house.engine(completion)
+    house.say(Route(model="m", endpoints=(endpoint(back, 1),)))
+    assert [(await client.answer()).status for client in clients] == [200] * 4
+    await house.at_rest()
+
+
+async def test_the_hold_counts_anew_once_one_is_up(house: House) -> None:
+    go, clients = await full_house(house, 1, hold_for_s=30.0)
+    (exchange,) = waiting(house)
+    target = house.gateway.router.lines["m"].targets[0]
+    target.failures = 1
+    await house.until(lambda: exchange._down_since)
+    exchange._down_since -= 20.0
+    target.failures = 0
+    await house.until(lambda: exchange._busy_since)
+    assert not exchange._down_since
+    exchange._busy_since -= 20.0
+    target.failures = 1
+    await house.until(lambda: exchange._down_since)
+    assert not exchange._busy_since
+    exchange._down_since -= 30.0
+    answer = await clients[1].answer()
+    assert (answer.status, answer.error["code"]) == (503, "no_ready_replica")
+    go.set()
+    assert (await clients[0].answer()).status == 200
+    await house.at_rest()
+
+
+async def test_looking_whether_one_is_back_does_not_prolong_the_hold(house: House) -> None:
+    (engine,) = await house.serve(completion, hold_for_s=30.0)
+    await engine.stop()
+    client = await house.client()
+    await client.send(request(ask()))
+    await house.until(lambda: waiting(house))
+    (exchange,) = waiting(house)
+    await house.until(lambda: exchange._down_since)
+    began = exchange._down_since
+    errors = house.gateway.meter.engine_errors
+    for failures in (2, 3):
+        house.gateway.router.lines["m"].targets[0].cooling_until = 0.0
+        await house.until(lambda count=failures: errors["m", "unreachable"] >= count)
+        await house.until(lambda: waiting(house))
+        assert exchange._down_since == began
+    exchange._down_since -= 30.0
+    answer = await client.answer()
+    assert (answer.status, answer.error["code"]) == (503, "no_ready_replica")
     await house.at_rest()
 
 

@@ -81,6 +81,7 @@ class Exchange:
         "_connecting",
         "_connection",
         "_deadline",
+        "_down_since",
         "_first_at",
         "_held",
         "_let_in",
@@ -124,7 +125,7 @@ class Exchange:
         self._collector: Collector | None = None
         self._spare: Answer | None = None
         self._sent_at = self._quiet_since = self._first_at = 0.0
-        self._waiting_since = self._busy_since = 0.0
+        self._waiting_since = self._busy_since = self._down_since = 0.0
         self._let_in = False
         """It was at a replica that failed it: it waits for another though the queue is full."""
         self._broken = 0
@@ -211,11 +212,13 @@ class Exchange:
     def expire(self, now: float, busy: bool) -> bool:
         settings = self._service.settings
         if busy:
+            self._down_since = 0.0
             self._busy_since = self._busy_since or now
             over = now - self._busy_since >= settings.timeouts.queue_s
         else:
             self._busy_since = 0.0
-            over = now - self._waiting_since >= settings.hold_for_s
+            self._down_since = self._down_since or now
+            over = now - self._down_since >= settings.hold_for_s
         if over:
             self._no_answer(now, stopped_waiting=True)
         return over
@@ -238,7 +241,7 @@ class Exchange:
             error = unavailable("this gateway is stopping: send the request again", "stopping", RETRY_AFTER_BUSY_S)
         else:
             waited_s = now - self._waiting_since if stopped_waiting else None
-            error = no_replica(self._line, self._asked.model, now, waited_s, self._why)
+            error = no_replica(self._line, self._asked.model, waited_s, self._why)
         self._refuse(error)
 
     # The engine's answer
@@ -484,7 +487,7 @@ class Exchange:
         """Leaves its replica for another, or for the queue: it has been let in already, and waits anew."""
         self._let_go()
         self._let_in = True
-        self._waiting_since = 0.0
+        self._waiting_since = self._down_since = 0.0
 
     def check(self, now: float) -> None:
         """Looks at the limits; called every tick."""

@@ -79,9 +79,10 @@ class Line:
             best, lowest = target, load
         return best
 
-    def busy(self, now: float) -> bool:
-        """Some target is up, but as full as it may be."""
-        return any(target.cooling_until <= now for target in self.targets)
+    @property
+    def busy(self) -> bool:
+        """Some target is up, but as full as it may be. One that failed is not up until it has answered again."""
+        return any(not target.failures for target in self.targets)
 
     def wake(self) -> None:
         """Sends off whoever can go, first come first served."""
@@ -101,7 +102,7 @@ class Line:
         if not self.waiting:
             return
         self.wake()
-        busy = self.busy(now)
+        busy = self.busy
         for waiter in list(self.waiting):
             if waiter.expire(now, busy):
                 self.waiting.pop(waiter, None)
@@ -139,10 +140,10 @@ def _identity(endpoint: Endpoint) -> tuple[str, int, str]:
     return endpoint.replica, endpoint.generation, endpoint.url
 
 
-def no_replica(line: Line, name: str, now: float, waited_s: float | None, last_failure: str) -> ApiError:
+def no_replica(line: Line, name: str, waited_s: float | None, last_failure: str) -> ApiError:
     """What a request for ``name`` is told that no replica takes. ``waited_s``: None where it was not let wait."""
     waited = "" if waited_s is None else f" within {waited_s:.0f} s"
-    busy = line.busy(now)
+    busy = line.busy
     if busy and waited_s is None:
         return ApiError(
             429,
