@@ -53,10 +53,30 @@ class Following:
         return self._process.returncode, self.said + out.decode(), err.decode()
 
 
+class Ahead:
+    """The machine's clocks, ``ahead_s`` ahead of it."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> Instant:
+        now = system_clock()
+        return Instant(now.wall_s + self.ahead_s, now.monotonic_s + self.ahead_s)
+
+
 class Lab(ControlFloor):
     url: str
     peers: list[Peer]
-    ahead_s = 0.0
+    clock: Ahead
+
+    async def lose(self, lost: Peer) -> None:
+        """The node falls silent, until it is judged lost; the others go on."""
+        self.desk.on_closed(lost, "the connection broke")
+        others = [peer for peer in self.peers if peer is not lost]
+        while self.plane.cluster.nodes[lost.id].state != "lost":
+            self.clock.ahead_s += 3.0
+            for peer in others:
+                self.beat(peer)
+            await self.obey(*others)
 
     async def start(self, *arguments: str) -> Following:
         environment = {**os.environ, "LLMGW_SERVER": self.url, "LLMGW_TOKEN": TOKEN}
@@ -95,17 +115,12 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
 
 @asynccontextmanager
 async def _lab(folder: Path) -> AsyncIterator[Lab]:
-    ahead_s = 0.0
-
-    def clock() -> Instant:
-        now = system_clock()
-        return Instant(now.wall_s + ahead_s, now.monotonic_s + ahead_s)
-
+    clock = Ahead()
     async with open_floor(folder, clock=clock) as floor:
         lab = Lab(floor.plane, floor.store, folder)
         async with lab.listening() as url:
-            lab.url = url
-            ahead_s = lab.plane.cluster.lease_s + 1
+            lab.url, lab.clock = url, clock
+            clock.ahead_s = lab.plane.cluster.lease_s + 1
             lab.peers = [lab.join("n1")]
             await lab.obey(*lab.peers)
             lab.peers.append(lab.join("n2"))
@@ -202,6 +217,32 @@ async def test_an_interrupt_leaves_the_drain_going_and_says_so(lab: Lab) -> None
     assert "the drain of n1 goes on without this command: `llmgw ctl drains` shows how far it is" in err
     assert "`llmgw ctl undrain n1` takes it back" in err
     assert set(lab.plane.cluster.drains) == {"n1"}
+
+
+async def test_a_node_that_is_lost_meanwhile_is_not_waited_for_and_said_to_be(lab: Lab) -> None:
+    following = await lab.start("drain", "n1")
+    first = (await following.until("starting")).split()[1]
+    await lab.lose(lab.peers[0])
+    status, _, err = await following.end()
+    assert status == 1
+    (second,) = (move.replica for move in lab.plane.cluster.drains["n1"].moves if move.replica != first)
+    words = f"llmgw ctl: n1 is not drained yet: 1 of 2 replicas moved; {second} is blocked: was lost with its node"
+    assert err.startswith(words), err
+    assert "; n1 is lost since " in err
+    assert "`llmgw ctl node remove n1` forgets it" in err
+    assert "`llmgw ctl drains` shows how far it is" in err
+    status, out, again = await lab.ctl("drain", "n1")
+    assert (status, again) == (1, err), "asked again, it says the same"
+    (row,) = (line for line in out.splitlines() if "nowhere" in line)
+    assert row.startswith(second)
+    assert "was lost with its node, and n1 may bring it back" in row
+    assert (await lab.ctl("drain", "n1", "--plan"))[0] == 0
+
+
+async def test_an_empty_node_that_is_lost_is_drained_once_it_is_back(lab: Lab) -> None:
+    await lab.lose(lab.peers[1])
+    status, out, _ = await lab.ctl("drain", "n2", "--plan")
+    assert (status, out) == (0, "nothing is placed on n2: it is lost, and drained once it is back\n")
 
 
 async def test_a_drain_that_is_taken_back_meanwhile_is_no_success(lab: Lab) -> None:

@@ -12,6 +12,7 @@ from llmgw.cluster.beside import nodes_of
 from llmgw.cluster.explain import why
 from llmgw.cluster.model import DrainState, MoveState, NodeState, Replica, ReplicaState, ShardState
 from llmgw.cluster.reconcile import reconcile, routes
+from llmgw.cluster.wording import clock
 
 from .building import model, node, profile
 from .lab import Lab, on_fabric
@@ -615,7 +616,136 @@ def test_a_node_that_is_switched_off_while_it_drains_is_lost_and_shows_nothing_r
     lab.doors["gw"].acknowledges = True
     lab.run()
     assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+    drain = lab.state.drains["n1"]
+    assert drain.state is DrainState.MOVING
+    assert drain.why == f"1 of 1 replica moved; {lost_since(lab)}"
     lab.connect("n1")
+    lab.run()
+    assert lab.is_drained("n1")
+    lab.lose("n1", power=True)
+    lab.run()
+    assert lab.state.drains["n1"].state is DrainState.DONE, "what is drained may be switched off"
+
+
+# -- what was lost
+
+
+def lost_since(lab: Lab) -> str:
+    since = clock(lab.state.nodes["n1"].since)
+    return f"n1 is lost since {since}: it is drained once it is back, or `llmgw ctl node remove n1` forgets it"
+
+
+def test_a_drain_of_a_lost_node_says_what_was_lost_with_it() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.run()
+    (old,) = lab.ready()
+    lab.lose("n1", power=True)
+    planned = lab.drain("n1")
+    (move,) = planned.moves
+    words = "was lost with its node, and n1 may bring it back"
+    assert (move.replica, move.state, move.why) == (old.id, MoveState.BLOCKED, words)
+    assert (planned.why, drains.refusal(planned)) == (f"1 replica to move; {old.id} of m {words}", None)
+    drain = lab.state.drains["n1"]
+    assert drain.state is DrainState.MOVING
+    assert drain.why == f"0 of 1 replica moved; {old.id} is blocked: {words}; {lost_since(lab)}"
+    lab.connect("n1")
+    lab.run()
+    assert lab.is_drained("n1")
+    assert "0 replicas moved, 1 lost with a node, 0 requests finished" in lab.told("drain.done")[0]
+
+
+def test_a_drain_of_a_lost_node_on_which_nothing_is_placed_waits_for_it() -> None:
+    lab = Lab([node("n1", gpus=1)], [])
+    lab.lose("n1")
+    lab.drain("n1")
+    lab.run()
+    drain = lab.state.drains["n1"]
+    assert (drain.state, drain.why) == (DrainState.MOVING, f"nothing is placed on n1; {lost_since(lab)}")
+    lab.connect("n1")
+    lab.run()
+    assert lab.is_drained("n1")
+
+
+def test_asked_again_while_its_node_is_lost_a_drain_forgets_no_replica() -> None:
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.slow = lambda shard: True
+    lab.drain("n1")
+    lab.tick()
+    lab.lose("n1")
+    before = lab.state.drains["n1"]
+    assert (before.moves[0].state, before.moves[0].replacement is None) == (MoveState.BLOCKED, False)
+    lab.drain("n1", force=True)
+    after = lab.state.drains["n1"]
+    assert after.force
+    assert (after.moves, after.why) == (before.moves, before.why)
+    assert after.why.startswith(f"0 of 1 replica moved; {old.id} is blocked: was lost with its node")
+
+
+def test_a_drain_that_waits_goes_on_waiting_for_what_was_lost() -> None:
+    lab = full()
+    (old,) = lab.on("n1")
+    lab.drain("n1", wait=True)
+    lab.lose("n1")
+    drain = lab.state.drains["n1"]
+    assert drain.state is DrainState.WAITING
+    words = f"{old.id} of m was lost with its node, and n1 may bring it back"
+    assert drain.why == f"waits until everything can move: {words}"
+    lab.connect("n1")
+    lab.run()
+    assert lab.state.drains["n1"].why.startswith(f"waits until everything can move: {old.id} of m has no other place")
+    assert lab.told("drain.moving") == []
+
+
+def test_what_is_taken_up_again_is_blocked_no_longer_while_another_moves() -> None:
+    lab = Lab([node("n1", gpus=2)], [model("m", ONE, replicas=2)])
+    lab.run()
+    lab.lose("n1")
+    lab.drain("n1")
+    assert [move.state for move in lab.state.drains["n1"].moves] == [MoveState.BLOCKED] * 2
+    lab.slow = lambda shard: True
+    lab.add(node("n2", gpus=3))
+    lab.connect("n1")
+    first, second = (move for move in lab.state.drains["n1"].moves)
+    assert (first.state, second.state) == (MoveState.STARTING, MoveState.PENDING)
+    assert second.why == "is back with its node"
+    assert "was lost" not in lab.state.drains["n1"].why
+
+
+def test_what_was_lost_does_not_keep_a_drain_from_beginning_and_is_not_said_to_be_short_of_a_place() -> None:
+    """The wide one waits for the rest of its nodes, of which one is back."""
+    wide = model("wide", profile(nodes=2, gpus_per_node=2, tensor_parallel=4))
+    small = model("small", ONE)
+    lab = Lab([on_fabric("n1", "ib-a", gpus=3), on_fabric("n2", "ib-a", gpus=2)], [wide])
+    lab.run()
+    lab.edit(wide, small)
+    lab.run()
+    for name in ("n3", "n4", "n5"):
+        lab.add(node(name))
+    lab.cut("n2")
+    lab.lose("n1")
+    lab.connect("n1")
+    (lost,), (stays,) = (replica for replica in lab.replicas("wide") if replica.lost), lab.ready("small")
+    words = drains.refusal(drains.plan(lab.state, "n1", now=lab.now))
+    assert words is not None
+    assert f"{stays.id} of small has no other place" in words
+    assert "wide" not in words
+    waiting = drains.plan(lab.state, "n1", now=lab.now, wait=True).why
+    assert f"{lost.id} of wide was lost with its node" in waiting
+    assert drains.refusal(drains.plan(lab.state, "n2", now=lab.now)) is None
+
+
+def test_a_drain_says_what_still_runs_where_nothing_is_placed_any_more() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.run()
+    (old,) = lab.ready()
+    lab.lose("n1")
+    lab.edit()
+    assert lab.replicas() == []
+    lab.engines["n1"][old.shard_id(0)].state = ShardState.STOPPING
+    lab.drain("n1")
+    lab.connect("n1")
+    assert lab.state.drains["n1"].why == f"nothing is placed on n1; n1 still runs {old.id}/0"
     lab.run()
     assert lab.is_drained("n1")
 

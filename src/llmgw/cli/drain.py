@@ -107,7 +107,11 @@ def _left_going(node: str) -> Iterator[None]:
 
 
 def _follow(client: AdminClient, node: str, drain: View, *, quiet: bool) -> View:
-    """Looks until the drain is done, and prints each step of each replica. Returns it as it ended."""
+    """Looks until the drain is done, and prints each step of each replica. Returns it as it ended.
+
+    Raises AdminError where the drain was taken back, or the node is lost: that may be for good, and nothing goes on
+    before it is back.
+    """
     out = console()
     told: dict[str, tuple[str, ...]] = {}
     # What had moved before this was asked is no news.
@@ -121,6 +125,12 @@ def _follow(client: AdminClient, node: str, drain: View, *, quiet: bool) -> View
                     fact(out, f"{datetime.now().astimezone():%H:%M:%S}", line)
             if drain["state"] == "done":
                 return drain
+            if drain["state"] == "moving" and drain["node_state"] == "lost":
+                raise AdminError(
+                    f"{node} is not drained yet: {drain['why']}",
+                    hint=f"the drain goes on by itself then: `llmgw ctl drains` shows how far it is, "
+                    f"`llmgw ctl undrain {node}` takes it back",
+                )
             if live is not None:
                 live.update(Text(drain_tables.now(drain)))
             time.sleep(LOOKED_EVERY_S)

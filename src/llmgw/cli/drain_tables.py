@@ -28,8 +28,9 @@ def plan(drain: View, places: Mapping[str, str]) -> None:
     out = console()
     moves = [move for move in drain["moves"] if move["state"] != "moved"]
     if not moves:
-        drained = "it is drained" if drain["node_state"] == "drained" else "it is drained as soon as that is asked for"
-        out.print(f"nothing is placed on {drain['node']}: {drained}")
+        drained = {"drained": "it is drained", "lost": "it is lost, and drained once it is back"}
+        words = drained.get(drain["node_state"], "it is drained as soon as that is asked for")
+        out.print(f"nothing is placed on {drain['node']}: {words}")
         return
     columns = [Column("REPLICA"), Column("MODEL", 2), Column("FROM", 3), Column("TO"), Column("WEIGHTS", 1)]
     rows = [

@@ -56,20 +56,24 @@ def planned(cluster: Cluster, drain: Drain, now: Instant) -> Drain:
         if before is not None and before.state in UNDER_WAY:
             moves.append(before)
             planner.release(replica)
+        elif replica.lost:
+            move = before or Move(replica=replica.id, model=replica.model, since=now.wall_s)
+            lost = replace(move, state=MoveState.BLOCKED, why=lost_words(drain.node), targets=(), lost=True)
+            moves.append(_as_it_was(before, lost))
         else:
             moves.append(_as_it_was(before, _move(cluster, planner, drain, replica, now)))
     changed = replace(drain, moves=tuple(moves))
     stuck = blocked(changed)
-    if drain.state is DrainState.MOVING or not stuck:
+    if drain.state is DrainState.MOVING or not (stuck if drain.wait else _short(stuck)):
         left = sum(move.state is not MoveState.MOVED for move in changed.moves)
         why = f"{count(left, 'replica')} to move" if left else f"nothing is placed on {drain.node}"
-        return replace(changed, state=DrainState.MOVING, why=why)
+        return replace(changed, state=DrainState.MOVING, why=f"{why}; {_reasons(stuck)}" if stuck else why)
     return replace(changed, state=DrainState.WAITING, why=waiting_words(stuck))
 
 
 def refusal(drain: Drain) -> str | None:
     """Why the planned drain is not begun, and which choices there are; None: it may be put into effect."""
-    stuck = blocked(drain)
+    stuck = _short(blocked(drain))
     if drain.state is DrainState.MOVING or drain.wait or not stuck:
         return None
     models = " ".join(f"--allow-downtime {model}" for model in sorted({move.model for move in stuck}))
@@ -88,17 +92,24 @@ def blocked(drain: Drain) -> list[Move]:
     return [move for move in drain.moves if move.state is MoveState.BLOCKED]
 
 
+def _short(stuck: Iterable[Move]) -> list[Move]:
+    """Those that have no other place. What was lost serves nobody, so that a drain may begin without it."""
+    return [move for move in stuck if not move.lost]
+
+
+def lost_words(node: str) -> str:
+    """Why a replica that was lost is not moved: whether it runs is not known before its nodes are back."""
+    return f"was lost with its node, and {node} may bring it back"
+
+
 def waiting_words(stuck: Iterable[Move]) -> str:
     return f"waits until everything can move: {_reasons(stuck)}"
 
 
 def to_move(replicas: Iterable[Replica], node: str) -> list[Replica]:
     """Replicas that hold a place on the node, if with one of several ranks alone; in the order in which they move: the
-    largest first, while what is free is least broken up. Not one that was lost: whether it runs is not known before
-    its nodes are back."""
-    here = [
-        replica for replica in replicas if not replica.lost and any(each.node == node for each in replica.placements)
-    ]
+    largest first, while what is free is least broken up."""
+    here = [replica for replica in replicas if any(each.node == node for each in replica.placements)]
     return sorted(here, key=lambda replica: (*_smallness(replica), replica.id))
 
 
@@ -113,7 +124,9 @@ def may_stop_first(drain: Drain, replica: Replica) -> bool:
 
 
 def _reasons(stuck: Iterable[Move]) -> str:
-    return "; ".join(f"{move.replica} of {move.model} has no other place: {move.why}" for move in stuck)
+    return "; ".join(
+        f"{move.replica} of {move.model} {'' if move.lost else 'has no other place: '}{move.why}" for move in stuck
+    )
 
 
 def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, now: Instant) -> Move:

@@ -472,6 +472,8 @@ class Move:
     """What each phase took, by the name of its state."""
     finished: int = 0
     broken: int = 0
+    lost: bool = False
+    """It was lost with its nodes, and has not been taken up again: another is made in its place without this drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

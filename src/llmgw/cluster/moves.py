@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmgw.cluster.beside import Round, nodes_of
-from llmgw.cluster.drain import UNDER_WAY, blocked, may_stop_first, planned, to_move, waiting_words
+from llmgw.cluster.drain import UNDER_WAY, blocked, lost_words, may_stop_first, planned, to_move, waiting_words
 from llmgw.cluster.lifecycle import ENDED, RUNNING, has_served, observed, start_draining
 from llmgw.cluster.model import (
     Cluster,
@@ -96,7 +96,7 @@ def _follow(turn: Round, drain: Drain, move: Move) -> Move:
     if old is None or drain.node not in nodes_of(old):
         return _ended(step, move, old)
     if old.lost:
-        return _become(move, MoveState.BLOCKED, f"was lost with its node, and {drain.node} may bring it back", now)
+        return _become(replace(move, targets=(), lost=True), MoveState.BLOCKED, lost_words(drain.node), now)
     if old.state is ReplicaState.DRAINING:
         shifting = "; ".join(still_sending(step.cluster, old, now))
         if shifting:
@@ -104,6 +104,8 @@ def _follow(turn: Round, drain: Drain, move: Move) -> Move:
         return _counted(step, _become(move, MoveState.FINISHING, "finishes its requests in flight", now))
     if old.state in (ReplicaState.STOPPING, ReplicaState.FAILED):
         return _counted(step, _become(move, MoveState.STOPPING, old.why, now))
+    if move.lost:
+        move = _become(replace(move, lost=False, replacement=None), MoveState.PENDING, "is back with its node", now)
     new = turn.replacement(old)
     if new is not None:
         words = f"{new.id} takes over from it: {new.why}"
@@ -201,30 +203,47 @@ def _settled(step: Step, node: Node, drain: Drain) -> Drain:
     stuck = blocked(drain)
     if drain.state is DrainState.WAITING:
         return replace(drain, why=waiting_words(stuck))
-    if _is_empty(step, node) and all(move.state is MoveState.MOVED for move in drain.moves):
-        return replace(drain, state=DrainState.DONE, why=report(drain))
     moved = sum(move.state is MoveState.MOVED for move in drain.moves)
-    words = f"{moved} of {count(len(drain.moves), 'replica')} moved"
+    # What is done may be switched off, and is lost then; what a lost node runs is not known.
+    empty = drain.state is DrainState.DONE if node.state is NodeState.LOST else _is_empty(step, node)
+    if empty and moved == len(drain.moves):
+        return replace(drain, state=DrainState.DONE, why=report(drain))
+    of_all = f"{moved} of {count(len(drain.moves), 'replica')} moved"
+    words = of_all if drain.moves else f"nothing is placed on {node.id}"
     words += "".join(
         f"; {move.replica} is {move.state.value}: {move.why}" for move in drain.moves if move.state in UNDER_WAY
     )
     words += "".join(f"; {move.replica} is blocked: {move.why}" for move in stuck)
+    if node.state is NodeState.LOST:
+        words += (
+            f"; {node.id} is lost since {clock(node.since)}: it is drained once it is back, or "
+            f"`llmgw ctl node remove {node.id}` forgets it"
+        )
+    elif moved == len(drain.moves) and (runs := _runs(node)):
+        words += f"; {node.id} still runs {', '.join(runs)}"
     return replace(drain, state=DrainState.MOVING, why=words)
 
 
 def _is_empty(step: Step, node: Node) -> bool:
     placed = any(node.id in nodes_of(replica) for replica in step.replicas.values())
-    return not placed and all(shard.state in ENDED for shard in node.shards)
+    return not placed and not _runs(node)
+
+
+def _runs(node: Node) -> list[str]:
+    return [shard.id for shard in node.shards if shard.state not in ENDED]
 
 
 def report(drain: Drain) -> str:
-    """What became of the drain: replicas moved, and those stopped without a replacement; requests finished and broken;
-    seconds in each phase."""
+    """What became of the drain: replicas moved, those stopped without a replacement, and those lost before; requests
+    finished and broken; seconds in each phase."""
     finished = sum(move.finished for move in drain.moves)
     broken = sum(move.broken for move in drain.moves)
-    gone = sum(move.replacement is None for move in drain.moves)
-    words = f"{count(len(drain.moves) - gone, 'replica')} moved, "
+    without = [move for move in drain.moves if move.replacement is None]
+    lost = sum(move.lost for move in without)
+    gone = len(without) - lost
+    words = f"{count(len(drain.moves) - len(without), 'replica')} moved, "
     words += f"{gone} stopped without a replacement, " if gone else ""
+    words += f"{lost} lost with a node, " if lost else ""
     words += f"{count(finished, 'request')} finished, {broken} broken"
     seconds: Counter[str] = Counter()
     for move in drain.moves:
