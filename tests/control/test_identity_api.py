@@ -86,6 +86,11 @@ async def test_certificates_are_listed_shown_and_revoked(office: Office) -> None
     assert "none that is taken" in (await run(office, "cert", "list")).stdout
     assert "stolen" in (await run(office, "cert", "list", "gpu-1", "--all")).stdout
     assert "revoked" in (await run(office, "nodes")).stdout
+    for options in ((), ("--plan",), ("--wait", "--no-follow")):
+        drained = await run(office, "drain", "gpu-1", *options)
+        assert (drained.exit_code, said(drained)) == (1, [])
+        assert drained.stderr.startswith("llmgw ctl: gpu-1 is revoked: nothing is placed on it")
+        assert "llmgw ctl node remove gpu-1" in drained.stderr
     removed = await run(office, "node", "remove", "gpu-1")
     assert removed.exit_code == 0, removed.stderr
     assert said(removed) == ["gpu-1 is forgotten, and its certificates are revoked"]

@@ -30,9 +30,12 @@ class DrainOptions:
 
 
 def plan_drain(plane: Plane, node: str, options: DrainOptions) -> tuple[Drain, str | None]:
-    """What a drain would do, and why it would be refused. Changes nothing."""
+    """What a drain would do, and why it would be refused. Changes nothing. Raises ApiError where nothing of the node
+    could ever be drained."""
     cluster = plane.cluster
-    node_named(cluster, node)
+    if node_named(cluster, node).state is NodeState.REVOKED:
+        words = f"{node} is revoked: nothing is placed on it, so that there is nothing to drain"
+        raise ApiError(409, "node_revoked", words, f"llmgw ctl node remove {node} forgets it")
     drain = draining.plan(
         cluster,
         node,
