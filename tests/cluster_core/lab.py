@@ -182,7 +182,6 @@ class Lab:
             name: codec.without_session(codec.NODES.decode(name, codec.encode_node(each)))
             for name, each in self.state.nodes.items()
         }
-        replicas = {name: replace(replica, drained_by_s=0.0) for name, replica in replicas.items()}
         self.state = replace(
             self.state,
             nodes=nodes,

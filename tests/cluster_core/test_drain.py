@@ -750,6 +750,59 @@ def test_a_drain_says_what_still_runs_where_nothing_is_placed_any_more() -> None
     assert lab.is_drained("n1")
 
 
+# -- how long requests in flight may take, changed on the way
+
+
+def finishing(in_flight_s: float | None) -> tuple[Lab, str, float]:
+    """A drain of n1 that waits for two requests since a while; the id of the original, and when it left the routes."""
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.doors["gw"].in_flight[old.id] = 2
+    lab.drain("n1", in_flight_s=in_flight_s)
+    lab.until(lambda: lab.state.replicas[old.id].state is ReplicaState.DRAINING)
+    began_s = lab.now.monotonic_s
+    for _ in range(30):
+        lab.tick()
+    assert lab.move("n1").state is MoveState.FINISHING
+    return lab, old.id, began_s
+
+
+def left_until(lab: Lab, old: str) -> float:
+    """Runs on until the original is stopped; the monotonic time at which it was."""
+    lab.until(lambda: old not in lab.state.replicas or lab.state.replicas[old].state is ReplicaState.STOPPING)
+    return lab.now.monotonic_s
+
+
+def test_a_shorter_deadline_counts_from_now() -> None:
+    lab, old, began_s = finishing(None)
+    lab.drain("n1", in_flight_s=5.0)
+    assert left_until(lab, old) == began_s + 35.0
+
+
+def test_a_deadline_that_is_shorter_by_little_ends_no_later_than_it_would_have() -> None:
+    lab, old, began_s = finishing(40.0)
+    lab.drain("n1", in_flight_s=39.0)
+    assert left_until(lab, old) == began_s + 40.0
+
+
+def test_a_longer_deadline_counts_from_when_the_original_left_the_routes() -> None:
+    lab, old, began_s = finishing(40.0)
+    lab.drain("n1", in_flight_s=5.0)
+    lab.tick()
+    lab.drain("n1", in_flight_s=70.0)
+    assert lab.state.replicas[old].drained_by_s == began_s + 70.0
+    assert left_until(lab, old) == began_s + 70.0
+
+
+def test_a_changed_deadline_outlives_the_control_plane() -> None:
+    lab, old, _ = finishing(None)
+    lab.drain("n1", in_flight_s=45.0)
+    lab.restart_control()
+    restarted_s = lab.now.monotonic_s
+    lab.come_back()
+    assert left_until(lab, old) == restarted_s + 45.0
+
+
 def test_a_replica_that_comes_back_with_its_node_to_a_drained_one_is_moved_too() -> None:
     lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
     lab.run()

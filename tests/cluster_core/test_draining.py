@@ -134,6 +134,13 @@ def test_a_drain_of_its_node_says_how_long_requests_may_take() -> None:
     assert leaving(scaled(replace(state, drains={}), 1)).drained_by_s == NOW.monotonic_s + 100
 
 
+def test_a_changed_file_says_anew_how_long_requests_may_take() -> None:
+    state = scaled(serving(), 1)
+    state = at(with_gateways(state, gateway(may_send=set(), in_flight={leaving(state).id: 1})), 10)
+    assert leaving(at(replace(state, in_flight_s=20.0), 10)).drained_by_s == later(30).monotonic_s
+    assert leaving(at(replace(state, in_flight_s=900.0), 10)).drained_by_s == later(900).monotonic_s
+
+
 def test_a_control_plane_that_has_just_started_counts_the_time_anew() -> None:
     state = scaled(serving(), 1)
     stored = {name: replace(replica, drained_by_s=0.0) for name, replica in state.replicas.items()}

@@ -319,7 +319,8 @@ class World:
             for name, node in self.cluster.nodes.items()
         }
         replicas = {
-            name: replace(replica, drained_by_s=0.0, whole_by_s=0.0) for name, replica in self.cluster.replicas.items()
+            name: replace(replica, drained_from_s=0.0, drained_by_s=0.0, whole_by_s=0.0)
+            for name, replica in self.cluster.replicas.items()
         }
         self.cluster = replace(
             self.cluster,

@@ -162,6 +162,28 @@ async def test_a_drain_moves_replicas_one_by_one_and_breaks_nothing(tmp_path: Pa
         assert (await floor.store.load()).drains == ()
 
 
+async def test_a_deadline_that_is_changed_counts_at_once(tmp_path: Path) -> None:
+    clock = Time()
+    async with open_floor(tmp_path, clock=clock) as floor, floor.admin() as client:
+        clock.move(60)
+        gateway = floor.join_gateway("gw")
+        peers = await serving(floor, "n1", "n2")
+        floor.ack(gateway, await floor.table(gateway))
+        old = next(id for id, nodes in nodes_of(floor).items() if nodes == ("n1",))
+        await client.post("/api/v1/nodes/n1/drain", json={"in_flight_s": 600.0})
+        await floor.obey(*peers)
+        floor.ack(gateway, await floor.table(gateway), {old: Traffic(in_flight=2)})
+        await pass_by(floor, clock, 30, *peers)
+        assert only_move(await client.get("/api/v1/nodes/n1/drain"))["state"] == "finishing"
+        assert (await client.post("/api/v1/nodes/n1/drain", json={"in_flight_s": 5.0})).status_code == 200
+        await pass_by(floor, clock, 3, *peers)
+        assert states(floor)[old] == "draining"
+        await pass_by(floor, clock, 3, *peers)
+        assert old not in states(floor)
+        (words,) = [event.words for event in await floor.store.events(limit=1000) if event.kind == "replica.stopping"]
+        assert words.endswith("out of time, it does not wait any longer for: 2 requests in flight through gateway gw")
+
+
 async def test_a_gateway_that_is_away_is_waited_for_as_long_as_its_lease(tmp_path: Path) -> None:
     clock = Time()
     async with open_floor(tmp_path, clock=clock) as floor, floor.admin() as client:

@@ -531,7 +531,7 @@ def _names(table: Routes, request: Request) -> bool:
 
 def _timeless(replica: Replica) -> Replica:
     """Without the times of one control plane's own clock, which are not stored."""
-    return replace(replica, drained_by_s=0.0, whole_by_s=0.0)
+    return replace(replica, drained_from_s=0.0, drained_by_s=0.0, whole_by_s=0.0)
 
 
 def _lost(replica: Replica, after: Cluster) -> bool:

@@ -57,6 +57,7 @@ def test_nothing_of_a_session_is_in_the_row() -> None:
 
 def test_a_deadline_of_one_control_planes_clock_is_not_in_the_row() -> None:
     assert "drained_by_s" not in json.loads(encode_replica(replica(drained_by_s=12.5)))
+    assert "drained_from_s" not in json.loads(encode_replica(replica(drained_from_s=12.5)))
     assert "whole_by_s" not in json.loads(encode_replica(replica(whole_by_s=12.5)))
 
 

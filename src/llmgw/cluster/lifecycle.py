@@ -263,11 +263,21 @@ def start_draining(step: Step, replica: Replica, why: str) -> None:
 
 def drain(step: Step, replica: Replica, why: str) -> None:
     """Have the replica leave the routes, and stop once no gateway sends it anything any more."""
-    limit_s = in_flight_limit_s(step, replica)
     draining = moved(replica, ReplicaState.DRAINING, why, step.now)
-    step.put(replace(draining, lost=False, retry_at=None, drained_by_s=step.now.monotonic_s + limit_s))
+    step.put(counted_down(step, replace(draining, lost=False, retry_at=None, drained_by_s=0.0)))
     words = f"{replica.id} of {replica.model} leaves the routes and finishes its requests: {why}"
     step.note("replica.draining", replica.id, words)
+
+
+def counted_down(step: Step, replica: Replica) -> Replica:
+    """The draining replica with the time by which its requests in flight are given up, as the limit is now: a longer
+    one counts from when it began to drain, a shorter one from now. Begun anew by a control plane that has just started.
+    """
+    now_s, limit_s = step.now.monotonic_s, in_flight_limit_s(step, replica)
+    if not replica.drained_by_s:
+        return replace(replica, drained_from_s=now_s, drained_by_s=now_s + limit_s)
+    by_s = max(min(replica.drained_by_s, now_s + limit_s), replica.drained_from_s + limit_s)
+    return replica if by_s == replica.drained_by_s else replace(replica, drained_by_s=by_s)
 
 
 def in_flight_limit_s(step: Step, replica: Replica) -> float:
@@ -284,6 +294,7 @@ def stop(step: Step, replica: Replica, why: str) -> None:
         endpoint=None,
         retry_at=None,
         lost=False,
+        drained_from_s=0.0,
         drained_by_s=0.0,
     )
     step.put(stopping)

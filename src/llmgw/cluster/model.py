@@ -377,6 +377,9 @@ class Replica:
     """And allowed it to stop before there is another, where there is no room for both."""
     not_rolled_to: ModelSpec | None = None
     """A changed catalog whose replacement did not become ready: not tried again until it changes once more."""
+    drained_from_s: float = 0.0
+    """While draining: monotonic time from which the time is counted that requests in flight may take.
+    Belongs to this control plane's clock, and is not stored."""
     drained_by_s: float = 0.0
     """While draining: monotonic time at which requests still in flight are given up. 0: not counted from yet.
     Belongs to this control plane's clock, and is not stored."""

@@ -15,8 +15,8 @@ from llmgw.cluster.lifecycle import (
     all_gone,
     away,
     backoff_s,
+    counted_down,
     finish_stopping,
-    in_flight_limit_s,
     is_live,
     moved,
     observed,
@@ -97,7 +97,7 @@ def _fold_running(step: Step, replica: Replica) -> None:
             _fail(step, replica, rank, shards[rank], why)
             return
     if replica.state is ReplicaState.DRAINING:
-        _count_down(step, replica)
+        step.put(counted_down(step, replica))
         return
     heard = [node for node in reporting if node is not None]
     if len(heard) == len(nodes):  # Nothing is known for the replica either until all its nodes have reported.
@@ -233,13 +233,6 @@ def _before_they_run(
 
 def _is_prepared(shard: ObservedShard | None) -> bool:
     return shard is not None and shard.state is ShardState.PREPARING and shard.prepared
-
-
-def _count_down(step: Step, replica: Replica) -> None:
-    """The time that requests in flight may take; begun anew by a control plane that has just started."""
-    if not replica.drained_by_s:
-        limit_s = in_flight_limit_s(step, replica)
-        step.put(replace(replica, drained_by_s=step.now.monotonic_s + limit_s))
 
 
 def _lose(step: Step, replica: Replica, node_id: str, node: Node | None) -> None:

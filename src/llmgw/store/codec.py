@@ -24,7 +24,7 @@ LIVE_FIELDS = frozenset({"session", "vitals", "heard_at_s", "shards", "caught_up
 """Fields of a node that belong to its session: agents tell them anew, so they are not stored."""
 
 
-CLOCK_FIELDS = frozenset({"drained_by_s", "whole_by_s"})
+CLOCK_FIELDS = frozenset({"drained_from_s", "drained_by_s", "whole_by_s"})
 """Fields of a replica that are times of one control plane's own clock: they mean nothing to the next one."""
 
 
@@ -120,7 +120,7 @@ def encode_revocation(revocation: Revocation) -> str:
 
 def without_clock(replica: Replica) -> Replica:
     """The replica as it comes back from a store."""
-    return with_bounded_story(replace(replica, drained_by_s=0.0, whole_by_s=0.0))
+    return with_bounded_story(replace(replica, drained_from_s=0.0, drained_by_s=0.0, whole_by_s=0.0))
 
 
 def without_session(node: Node) -> Node:
