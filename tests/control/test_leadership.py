@@ -65,6 +65,23 @@ async def test_who_could_not_renew_in_time_gives_up_before_another_leads() -> No
         _ = first.epoch
 
 
+async def test_who_tried_to_renew_for_longer_than_the_lease_lasts_gives_up() -> None:
+    time = Time()
+
+    class Slow(Flaky):
+        async def renew(self, epoch: int, lease_s: float) -> None:
+            time.s += 6
+            await super().renew(epoch, lease_s)
+
+    store = Slow(clock=lambda: time.s)
+    store.broken = True
+    first = Leadership(store, "cp-1", lease_s=9.0, clock=time)
+    await first.take()
+    time.s += 4
+    with pytest.raises(Deposed, match=r"the lease could not be renewed for 10\.0 s"):
+        await first.hold()
+
+
 async def test_who_is_alone_waits_for_the_store_as_long_as_it_takes() -> None:
     """A full disk must not end the only control plane there is: what runs is looked after, and nothing new starts."""
     time, store, only = make(alone=True)

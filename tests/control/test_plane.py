@@ -47,6 +47,7 @@ INVENTORY = Inventory(
     mgmt_addr="127.0.0.1",
 )
 VITALS = Vitals(memory_bytes=16 * GIB, memory_available_bytes=8 * GIB, disk_bytes=GIB, disk_free_bytes=GIB)
+Act = Callable[[], Awaitable[None]]
 ENGINE = EngineOnNode(name="sim", version="1", state=EngineState.INSTALLED)
 
 
@@ -60,11 +61,22 @@ class Recording(MemoryStore):
         self.refused = asyncio.Event()
 
     async def commit(self, epoch: int, change: Change) -> None:
+        self._check_fault()
+        await super().commit(epoch, change)
+        self.changes.append(change)
+
+    async def renew(self, epoch: int, lease_s: float) -> None:
+        self._check_fault()
+        await super().renew(epoch, lease_s)
+
+    async def set_scale(self, epoch: int, model: str, replicas: int | None, base: int) -> None:
+        self._check_fault()
+        await super().set_scale(epoch, model, replicas, base)
+
+    def _check_fault(self) -> None:
         if self.fault is not None:
             asyncio.get_running_loop().call_soon(self.refused.set)
             raise self.fault
-        await super().commit(epoch, change)
-        self.changes.append(change)
 
 
 class Time:
@@ -261,6 +273,64 @@ async def test_who_asks_while_nothing_can_be_written_is_told_so_at_once() -> Non
         await bench.settled(lambda: not bench.plane.cluster.replicas)
 
 
+@pytest.mark.parametrize("turn_s", [0, 1], ids=["within a third of the lease", "for ten leases"])
+async def test_peers_are_heard_and_who_asks_is_answered_however_long_nothing_can_be_written(turn_s: int) -> None:
+    store, time = Recording(), Time()
+    plane = await turning(store, time)
+    bench, sent = Bench(plane, store, time), []
+    plane.on_settled.append(lambda: sent.append(time.at))
+    bench.join()
+    await plane.turn()
+    before = await store.load()
+    store.fault, sent[:] = StoreError("the disk is full"), []
+    taken_up = 0
+
+    async def note() -> None:
+        nonlocal taken_up
+        taken_up += 1
+        plane.note("x", "", f"asked for, {taken_up}")
+
+    for _ in range(100):
+        time.move(turn_s)
+        bench.beat()
+        acts: list[Act] = [
+            note,
+            lambda: plane.set_scale("m", 3),
+            lambda: plane.carry_out([PutDrain(Drain(node="n1", since=1.0))]),
+        ]
+        in_memory, *stored_first = await answers(plane, *acts)
+        assert repr(in_memory) == ("NotWritten('it is carried out once the store can be written: the disk is full')")
+        assert [repr(answer) for answer in stored_first] == ["StoreError('the disk is full')"] * 2
+        assert plane.cluster.nodes["n1"].heard_at_s == time().monotonic_s
+    assert sent == []
+    store.fault = None
+    time.move(turn_s)
+    await plane.turn()
+    after, events = await store.load(), await store.events(limit=10_000)
+    assert (plane.trouble, plane.cluster.nodes["n1"].silent) == (None, False)
+    assert (after.scale, after.drains, after.nodes) == (before.scale, before.drains, before.nodes)
+    assert [event.words for event in events if event.kind == "x"] == [f"asked for, {n}" for n in range(1, 101)]
+    assert [event.kind for event in events].count("store.refused") == 1
+    assert {"control.stalled", "node.lost"}.isdisjoint(event.kind for event in events)
+
+
+async def test_who_asks_does_not_wait_behind_what_was_told_and_can_not_be_stored() -> None:
+    store, time = Recording(), Time()
+    plane = await turning(store, time)
+    store.fault = StoreError("the disk is full")
+
+    async def halt() -> None:
+        plane.halt()
+
+    plane.tell(lambda: plane.set_scale("m", 3))
+    plane.tell(lambda: plane.set_scale("m", 4))
+    (answer,) = await answers(plane, halt)
+    assert isinstance(answer, NotWritten)
+    store.fault = None
+    await plane.turn()
+    assert (plane.trouble, (await store.load()).scale) == (None, {"m": 4})
+
+
 async def test_what_can_not_be_sent_out_stops_no_decision_and_is_tried_again() -> None:
     async with running() as bench:
         tries = 0
@@ -376,18 +446,36 @@ async def test_a_key_that_was_refused_and_written_all_the_same_lets_nobody_in() 
     assert {key.id: key.revoked_at is None for key in plane.keys.values()} == kept
 
 
-async def turning(store: Forgetful, time: Time) -> Plane:
-    """A plane that takes a turn when it is told to."""
+async def turning(store: Recording, time: Time) -> Plane:
+    """A plane that takes a turn when it is told to, and starts from what the store holds."""
     leadership = await leading(store, clock=time)
-    cluster = Cluster(name="c", catalog=SIM, secret="s")
-    return Plane(cluster, store=store, leadership=leadership, saved=Saved(), clock=time)
+    saved = await store.load()
+    cluster = Cluster(
+        name="c",
+        catalog=SIM,
+        secret="s",
+        replicas={replica.id: replica for replica in saved.replicas},
+        scale=saved.scale,
+        replicas_made=saved.replicas_made,
+    )
+    newest = await store.events(limit=1)
+    last_event = newest[-1].id if newest else None
+    return Plane(cluster, store=store, leadership=leadership, saved=saved, last_event=last_event, clock=time)
 
 
-async def carried_out(plane: Plane, act: Callable[[], Awaitable[None]]) -> None:
-    asked = asyncio.ensure_future(plane.ask(act))
+async def carried_out(plane: Plane, act: Act) -> None:
+    (answer,) = await answers(plane, act)
+    if answer is not None:
+        raise answer
+
+
+async def answers(plane: Plane, *acts: Act) -> list[BaseException | None]:
+    """What each is answered in the next turn."""
+    asked = [asyncio.ensure_future(plane.ask(act)) for act in acts]
     await asyncio.sleep(0)
     await plane.turn()
-    await asked
+    async with asyncio.timeout(10):
+        return await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_a_step_whose_answer_was_lost_leaves_nothing_behind_that_was_decided_otherwise_since() -> None:

@@ -72,14 +72,15 @@ class Leadership:
         now_s = self._clock().monotonic_s
         if now_s < self._held_since_s + self.lease_s / 3:
             return
-        lapsed = now_s >= self._held_since_s + self.lease_s
         try:
             await self._store.renew(self.epoch, self.lease_s)
         except Fenced as error:
             raise self._deposed(f"another control plane has taken the lead: {error}") from error
         except StoreError as error:
-            if lapsed and not self._alone:
-                words = f"the lease could not be renewed for {now_s - self._held_since_s:.1f} s: {error}"
+            # As of now: the attempt itself may have outlasted the lease.
+            unrenewed_s = self._clock().monotonic_s - self._held_since_s
+            if unrenewed_s >= self.lease_s and not self._alone:
+                words = f"the lease could not be renewed for {unrenewed_s:.1f} s: {error}"
                 raise self._deposed(words) from error
             raise
         # As of before it was asked for: the store's lease can't have begun earlier.

@@ -69,7 +69,7 @@ class _Doubtful:
     drains: set[str] = field(default_factory=set)
     engines: set[str] = field(default_factory=set)
     scale: set[str] = field(default_factory=set)
-    """Models of which an override may have been written. These and the keys are put right before anything else is."""
+    """Models of which an override may have been written. Put right, as the keys are, before anything is decided."""
     keys: dict[str, ApiKey] = field(default_factory=dict)
     """Those that may have been written, as they would be then."""
 
@@ -163,8 +163,10 @@ class Plane:
                 if isinstance(error, Fenced):
                     raise
                 if isinstance(error, StoreError):
-                    # Something to write, so that the trouble is shown for as long as it lasts.
-                    self.note("store.refused", "", f"what an operator asked for could not be stored: {error}")
+                    # Something to write, so that the trouble is shown for as long as it lasts; however often they ask.
+                    refused = Note("store.refused", "", f"what an operator asked for could not be stored: {error}")
+                    if refused not in self._notes:
+                        self._notes.append(refused)
             else:
                 self._answers.append((done, result))
 
@@ -294,8 +296,7 @@ class Plane:
         Where it can't be done, ``trouble`` says why: the next turn is due RETRY_S later, and takes it up again.
         """
         try:
-            await self._leadership.hold()
-            await self._put_right()
+            await self._hold()
             await self._take_in()
             await self._step()
         except Fenced as error:
@@ -315,6 +316,21 @@ class Plane:
         self._say_trouble(None)
         self._answer()
         self._send_out()
+
+    async def _hold(self) -> None:
+        """Hold on to the lead, and put right what may have been written though it was refused.
+
+        Nothing is decided where the store fails at that; but peers are heard, and who asks is answered, however long
+        it lasts.
+        """
+        try:
+            await self._leadership.hold()
+            await self._put_right()
+        except Fenced:
+            raise
+        except StoreError:
+            await self._take_in()
+            raise
 
     def rest_s(self) -> float:
         """Seconds until the next turn is due if nothing is told before."""
@@ -351,6 +367,8 @@ class Plane:
     async def _take_in(self) -> None:
         self._awake.clear()
         self._beat()
+        refused: list[Callable[[], Awaitable[None] | None]] = []
+        refusal: StoreError | None = None
         while self._inbox:
             act = self._inbox.popleft()
             try:
@@ -359,11 +377,15 @@ class Plane:
                     await doing
             except Fenced:
                 raise
-            except StoreError:
-                self._inbox.appendleft(act)
-                raise
+            except StoreError as error:
+                # Tried again with the next turn. What came after it must not wait for that: somebody may have asked.
+                refused.append(act)
+                refusal = refusal or error
             except Exception:
                 log.exception("a fault of llmgw's own: one message was not taken up")
+        if refusal is not None:
+            self._inbox.extendleft(reversed(refused))
+            raise refusal
 
     async def _step(self) -> None:
         # All of it as of one moment: nobody is listened to while a step is written, however long that takes.
