@@ -381,8 +381,12 @@ async def test_a_scale_override_ends_when_the_file_says_another_number() -> None
         await bench.settled(lambda: bench.plane.cluster.catalog == same)
         assert bench.plane.cluster.scale == {"m": 3}
         other = replace(SIM, models=(replace(SIM.models[0], replicas=2),))
-        bench.plane.tell(lambda: bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
-        await bench.settled(lambda: bench.plane.cluster.scale == {})
+
+        async def reload() -> None:
+            bench.plane.take_catalog(other, suspect_after_s=15, lost_after_s=30, in_flight_s=600)
+
+        await bench.plane.ask(reload)
+        assert (bench.plane.cluster.scale, len(bench.plane.cluster.replicas)) == ({}, 2)
         assert (await bench.store.load()).scale == {}
         await bench.plane.ask(lambda: bench.plane.set_scale("m", 3))
         bench.plane.tell(lambda: bench.plane.take_catalog(NONE, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
@@ -390,6 +394,55 @@ async def test_a_scale_override_ends_when_the_file_says_another_number() -> None
     words = [event.words for change in bench.store.changes for event in change.events if event.kind == "model.scale"]
     ends = "the override of its replicas ends: "
     assert words == [ends + "the file says another number now", ends + "it is no longer in the file"]
+
+
+def with_replicas(replicas: int) -> Catalog:
+    return replace(SIM, models=(replace(SIM.models[0], replicas=replicas),))
+
+
+@pytest.mark.parametrize("now", [with_replicas(5), NONE], ids=["another number", "no such model"])
+async def test_a_scale_override_ends_at_the_start_where_the_file_changed_meanwhile(now: Catalog) -> None:
+    store, time = Recording(), Time()
+    plane = await turning(store, time)
+    await carried_out(plane, lambda: plane.set_scale("m", 3))
+    same = await turning(store, time)
+    await same.turn()
+    assert (same.cluster.scale, len(same.cluster.replicas)) == ({"m": 3}, 3)
+    changed = await turning(store, time, now)
+    await changed.turn()
+    assert changed.cluster.scale == changed.scale_base == (await store.load()).scale == {}
+    assert len(changed.cluster.replicas) == sum(model.replicas for model in now.models)
+    (words,) = [event.words for event in await store.events() if event.kind == "model.scale"]
+    assert words.startswith("the override of its replicas ends: ")
+
+
+async def test_who_scales_right_after_a_reload_is_not_overruled_by_it() -> None:
+    store, time = Recording(), Time()
+    plane = await turning(store, time)
+    await carried_out(plane, lambda: plane.set_scale("m", 3))
+    new = with_replicas(2)
+    plane.tell(lambda: plane.take_catalog(new, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
+    await carried_out(plane, lambda: plane.set_scale("m", 4))
+    saved = await store.load()
+    assert (plane.cluster.scale, saved.scale, saved.scale_base) == ({"m": 4}, {"m": 4}, {"m": 2})
+    assert [event.kind for event in await store.events() if event.kind == "model.scale"] == []
+
+
+async def test_a_scale_override_that_can_not_be_ended_ends_once_the_store_can_be_written() -> None:
+    store, time = Recording(), Time()
+    plane = await turning(store, time)
+    await carried_out(plane, lambda: plane.set_scale("m", 3))
+    store.fault = StoreError("the disk is full")
+    new = with_replicas(2)
+    plane.tell(lambda: plane.take_catalog(new, suspect_after_s=15, lost_after_s=30, in_flight_s=600))
+    for _ in range(20):
+        time.move(1)
+        await plane.turn()
+        assert plane.cluster.scale == {"m": 3}
+    store.fault = None
+    await plane.turn()
+    assert plane.cluster.scale == (await store.load()).scale == {}
+    assert [event.kind for event in await store.events() if event.kind == "model.scale"] == ["model.scale"]
 
 
 class Forgetful(Recording):
@@ -446,13 +499,13 @@ async def test_a_key_that_was_refused_and_written_all_the_same_lets_nobody_in() 
     assert {key.id: key.revoked_at is None for key in plane.keys.values()} == kept
 
 
-async def turning(store: Recording, time: Time) -> Plane:
+async def turning(store: Recording, time: Time, catalog: Catalog = SIM) -> Plane:
     """A plane that takes a turn when it is told to, and starts from what the store holds."""
     leadership = await leading(store, clock=time)
     saved = await store.load()
     cluster = Cluster(
         name="c",
-        catalog=SIM,
+        catalog=catalog,
         secret="s",
         replicas={replica.id: replica for replica in saved.replicas},
         scale=saved.scale,

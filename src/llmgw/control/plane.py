@@ -12,7 +12,6 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -229,7 +228,6 @@ class Plane:
             in_flight_s=in_flight_s,
         )
         self._follow(catalog)
-        self._end_overrides(catalog)
 
     def _follow(self, catalog: Catalog) -> None:
         """Go by the file's catalog; what of its engines is new is written with the next step."""
@@ -298,6 +296,7 @@ class Plane:
         try:
             await self._hold()
             await self._take_in()
+            await self._end_overrides()
             await self._step()
         except Fenced as error:
             raise Deposed("another control plane has taken the lead; this one stops and changes nothing") from error
@@ -386,6 +385,20 @@ class Plane:
         if refusal is not None:
             self._inbox.extendleft(reversed(refused))
             raise refusal
+
+    async def _end_overrides(self) -> None:
+        """A scale override ends when the file's own number changes.
+
+        Looked at in every turn, after all that was told: the file may have changed while no control plane ran, and who
+        scales right after a reload knows the new number.
+        """
+        for model in sorted(self.cluster.scale):
+            spec = self.cluster.catalog.model(model)
+            if spec is not None and spec.replicas == self.scale_base.get(model):
+                continue
+            await self.set_scale(model, None)
+            why = "the file says another number now" if spec is not None else "it is no longer in the file"
+            self.note("model.scale", model, f"the override of its replicas ends: {why}")
 
     async def _step(self) -> None:
         # All of it as of one moment: nobody is listened to while a step is written, however long that takes.
@@ -526,12 +539,3 @@ class Plane:
             log.error(words)
         self.trouble = words
         return True
-
-    def _end_overrides(self, catalog: Catalog) -> None:
-        """A scale override ends when the file's own number changes."""
-        for model in list(self.cluster.scale):
-            spec = catalog.model(model)
-            if spec is None or spec.replicas != self.scale_base.get(model):
-                why = "the file says another number now" if spec is not None else "it is no longer in the file"
-                self.note("model.scale", model, f"the override of its replicas ends: {why}")
-                self.tell(partial(self.set_scale, model, None))
