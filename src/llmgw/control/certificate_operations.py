@@ -11,12 +11,13 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from llmgw.cluster.actions import Action, Note, PutNode
+from llmgw.cluster.actions import Note
 from llmgw.cluster.model import Cluster, NodeState, Replica
 from llmgw.config.addresses import parse_server_url
 from llmgw.control import lines
 from llmgw.control.certificate_views import MovedReplicaView, RevokedView, TokenView
 from llmgw.control.errors import ApiError, not_found
+from llmgw.control.fold import Folded
 from llmgw.control.joining import name_taken, way_in
 from llmgw.control.keys import digest
 from llmgw.control.own_identity import OwnIdentity
@@ -28,6 +29,7 @@ from llmgw.link.server import Peer
 from llmgw.pki.authority import check_node_id
 from llmgw.pki.join_token import JoinToken
 from llmgw.pki.names import PkiError
+from llmgw.store.base import StoreError
 from llmgw.store.identities import Certificate, Revocation, Token
 
 LONGEST_TTL_S = 7 * 86_400.0
@@ -76,7 +78,12 @@ async def mint_token(
         plane.book.remove(*(each for each in plane.book.certificates() if lines.past_keeping(each, now)))
         plane.book.put(token)
         over = ", and takes its place" if take_over else ""
-        plane.note("token.created", node, f"token {token.id} lets one machine join as {node} for {ttl_s:g} s{over}")
+        words = f"token {token.id} lets one machine join as {node} for {ttl_s:g} s{over}"
+        try:
+            await plane.carry_out((Note("token.created", node, words),))
+        except StoreError:
+            plane.book.remove(token)  # Nobody is given its secret.
+            raise
         return token
 
     token = await plane.ask(act)
@@ -143,7 +150,7 @@ async def revoke(rooms: Identities, name: str, why: str) -> RevokedView:
     async def act() -> tuple[str, tuple[Certificate, ...], bool]:
         book = plane.book
         if name in plane.cluster.nodes or book.of_node(name):
-            return await _revoke_node(rooms, name, why)
+            return _revoke_node(rooms, name, why)
         serial = name.lower().replace(":", "").lstrip("0")
         if (known := book.certificate(serial)) is not None:
             return _revoke_one(rooms, known, why)
@@ -159,7 +166,7 @@ async def revoke(rooms: Identities, name: str, why: str) -> RevokedView:
     return _revoked_view(plane, node, gone, closed, before)
 
 
-async def _revoke_node(rooms: Identities, node: str, why: str) -> tuple[str, tuple[Certificate, ...], bool]:
+def _revoke_node(rooms: Identities, node: str, why: str) -> tuple[str, tuple[Certificate, ...], bool]:
     plane, now = rooms.plane, rooms.plane.now().wall_s
     gone = tuple(each for each in plane.book.of_node(node) if each.state != "revoked")
     plane.book.put(Revocation(kind="node", subject=node, at=now, why=why))
@@ -167,12 +174,12 @@ async def _revoke_node(rooms: Identities, node: str, why: str) -> tuple[str, tup
     closed = rooms.peer_of(node) is not None
     rooms.serials.revoke(gone, why)
     words = f"{node} was revoked ({why}): {', '.join(each.serial for each in gone) or 'no certificate was known'}"
-    actions: list[Action] = [Note("node.revoked", node, words)]
+    plane.note("node.revoked", node, words)
     found = plane.cluster.nodes.get(node)
     if found is not None and found.state is not NodeState.REVOKED:
+        # Like its certificates: at once, whether or not it can be stored.
         taken = f"revoked by an operator: {why}"
-        actions.insert(0, PutNode(replace(found, state=NodeState.REVOKED, since=now, why=taken)))
-    await plane.carry_out(actions)
+        plane.take(Folded(replace(found, state=NodeState.REVOKED, since=now, why=taken), lasting=True))
     return node, gone, closed
 
 
@@ -223,12 +230,24 @@ def _moved(cluster: Cluster, was: Replica) -> MovedReplicaView:
     return MovedReplicaView(id=was.id, model=was.model, state="gone", why=why)
 
 
-def forget(plane: Plane, serials: Serials, node: str) -> None:
-    """The identity of a node that is removed: what it was issued is refused from now on, its name is free."""
-    now = plane.now().wall_s
-    serials.revoke(tuple(plane.book.of_node(node)), "its node was removed")
-    plane.book.put(Revocation(kind="node", subject=node, at=now, why="removed", removed=True))
-    plane.book.remove(*(token for token in plane.book.tokens() if token.node == node))
+async def forget(plane: Plane, serials: Serials, node: str, words: str) -> None:
+    """Remove a node with its identity: what it was issued is refused from now on, its name is free.
+
+    Raises StoreError where that can't be stored; nothing was changed then.
+    """
+    book, now = plane.book, plane.now().wall_s
+    certificates, tokens = book.of_node(node), [token for token in book.tokens() if token.node == node]
+    before = book.revocation("node", node)
+    removed = Revocation(kind="node", subject=node, at=now, why="removed", removed=True)
+    serials.revoke(tuple(certificates), "its node was removed")
+    book.put(removed)
+    book.remove(*tokens)
+    try:
+        await plane.remove_node(node, words)
+    except StoreError:
+        book.remove(removed)
+        book.put(*certificates, *tokens, *([before] if before is not None else []))
+        raise
 
 
 def ask_to_renew(rooms: Identities, node: str) -> CertificateAsked:

@@ -152,9 +152,11 @@ async def remove_node(plane: Plane, name: str, serials: Serials | None = None) -
     async def act() -> Node:
         node = node_named(plane.cluster, name)
         _refuse_to_remove(node)
+        words = "forgotten by an operator; what was lost with it is not waited for any more"
         if serials is not None:
-            forget(plane, serials, name)
-        await plane.remove_node(name, "forgotten by an operator; what was lost with it is not waited for any more")
+            await forget(plane, serials, name, words)
+        else:
+            await plane.remove_node(name, words)
         return node
 
     return await plane.ask(act)
