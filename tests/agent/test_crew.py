@@ -72,6 +72,26 @@ async def test_the_program_that_sidecars_are_started_with_comes_from_the_nodes_f
     assert launch.sidecar_program == (sys.executable, "-I", "-S", "-u", "-c")
 
 
+class Loading(Crewed):
+    def loads_weights(self, rank: int) -> bool:
+        return True
+
+
+async def test_a_model_without_weights_is_for_engines_that_make_them_up(folder: Path) -> None:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").touch()
+    wanted = replace(crewed(), source=str(model))
+    made_up = replace(crewed(2), source=str(model))
+    made_up = replace(made_up, profile=replace(made_up.profile, args=("--load-format", "dummy")))
+    async with manned(Loading(folder)) as node:
+        node.want(wanted)
+        failed = await node.one(ShardState.FAILED)
+        assert failed.why.startswith(f"weights: {model} has a config.json, but no weights")
+        node.want(made_up)
+        await node.one(ShardState.READY, 2)
+
+
 async def test_a_sidecar_that_ends_at_its_start_fails_the_shard_in_its_own_words(folder: Path) -> None:
     ray = sidecar("ray", folder, "echo starting; echo 'no head at 10.0.0.1:6379'; exit 1", ready_argv=shell("false"))
     async with manned(Crewed(folder, ray)) as node:

@@ -9,6 +9,7 @@ import pytest
 
 from llmgw.cluster.catalog import Profile, SimOptions, Task
 from llmgw.engines.base import EngineUnhealthy
+from llmgw.engines.openai import makes_weights_up
 from llmgw.engines.registry import EngineNotRun, engine
 
 from .shards import shard
@@ -147,3 +148,18 @@ def test_refusals(profile: Profile, task: Task, words: str | None) -> None:
 def test_an_unknown_engine_is_refused_in_words() -> None:
     with pytest.raises(EngineNotRun, match="tgi is no engine that this build runs; llamacpp, sim, vllm, sglang are"):
         engine("tgi")
+
+
+@pytest.mark.parametrize(
+    ("args", "made_up"),
+    [
+        (("--load-format", "dummy"), True),
+        (("--dtype", "float32", "--load_format=dummy"), True),
+        (("--load-format", "safetensors"), False),
+        (("--load-format",), False),
+        (("--served-model-name", "dummy"), False),
+        ((), False),
+    ],
+)
+def test_who_makes_weights_up(args: tuple[str, ...], made_up: bool) -> None:
+    assert makes_weights_up(args) is made_up

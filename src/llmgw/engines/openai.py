@@ -61,6 +61,15 @@ def proof(shard: DesiredShard, status: int, body: bytes) -> str | None:
     return None
 
 
+def makes_weights_up(args: Sequence[str]) -> bool:
+    """Whether vLLM or SGLang, given these, draws the weights at random and reads only what describes the model."""
+    for arg, following in zip(args, (*args[1:], ""), strict=False):
+        flag, _, value = arg.partition("=")
+        if flag.replace("_", "-") == "--load-format" and (value or following) == "dummy":
+            return True
+    return False
+
+
 _WANTED = {"generate": "a token", "embed": "a vector", "rerank": "a score"}
 
 

