@@ -86,6 +86,7 @@ def test_each_shard_that_is_broken_is_named(tmp_path: Path, how: str, indexed: b
 def test_without_an_index_the_names_of_shards_tell_of_the_others(tmp_path: Path) -> None:
     files = write_folder(tmp_path / "m", 3)
     (tmp_path / "m" / INDEX).unlink()
+    (tmp_path / "m" / "._model-00001-of-00003.safetensors").write_bytes(b"of another system")
     assert complaint(tmp_path / "m") is None
     for file in files:
         content = file.read_bytes()
@@ -133,7 +134,6 @@ def test_an_index_names_files_of_its_folder(tmp_path: Path, name: object) -> Non
 def test_what_an_index_does_not_name_is_not_looked_at(tmp_path: Path) -> None:
     write_folder(tmp_path / "m")
     (tmp_path / "m" / "consolidated.safetensors").write_bytes(b"half")
-    (tmp_path / "m" / "._model-00001-of-00003.safetensors").write_bytes(b"of another system")
     assert complaint(tmp_path / "m") is None
 
 
@@ -304,18 +304,25 @@ def test_a_verdict_is_renewed_when_a_shard_breaks_and_when_it_is_mended(tmp_path
     assert verdicts.complaint(tmp_path / "m") is None
 
 
-def test_a_verdict_is_renewed_where_only_the_content_changes(tmp_path: Path) -> None:
+def test_a_verdict_is_renewed_for_a_file_of_the_same_size_and_time(tmp_path: Path) -> None:
     verdicts = Verdicts()
-    (file, *_) = write_folder(tmp_path / "m")
-    content = file.read_bytes()
-    file.write_bytes(b"\xff" * len(content))
-    before = file.stat()
-    assert verdicts.complaint(tmp_path / "m") is not None
-    aside = tmp_path / "copy"
-    aside.write_bytes(content)
-    os.utime(aside, ns=(before.st_atime_ns, before.st_mtime_ns))
-    aside.replace(file)
-    assert verdicts.complaint(tmp_path / "m") is None
+    file, other = tmp_path / "m.safetensors", tmp_path / "other"
+    other.write_bytes(safetensors())
+    file.write_bytes(b"\xff" * len(safetensors()))
+    assert verdicts.complaint(file) is not None
+    os.utime(other, ns=(0, file.stat().st_mtime_ns))
+    other.replace(file)
+    assert verdicts.complaint(file) is None
+
+
+def test_a_verdict_is_renewed_for_a_file_that_was_written_over(tmp_path: Path) -> None:
+    verdicts = Verdicts()
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(b"\xff" * len(safetensors()))
+    os.utime(file, (0, 0))
+    assert verdicts.complaint(file) is not None
+    file.write_bytes(safetensors())
+    assert verdicts.complaint(file) is None
 
 
 def test_a_verdict_is_renewed_when_the_rest_of_a_split_file_comes_and_goes(tmp_path: Path) -> None:

@@ -77,14 +77,14 @@ def fault(file: BinaryIO, size: int) -> str | None:
 
 
 def _least_bytes(file: BinaryIO, size: int) -> int:
-    """Up to the end of the last tensor; what pads it may be missing."""
+    """Up to the end of the last tensor; what pads it may be missing. 0 without tensors: the header itself was there."""
     header = _Header(file, size)
     tensors, pairs = header.count(24), header.count(13)
     alignment = _DEFAULT_ALIGNMENT
     for _ in range(pairs):
         alignment = _pair(header) or alignment
-    end = max((_tensor_end(header) for _ in range(tensors)), default=None)
-    return header.at if end is None else -(-header.at // alignment) * alignment + end
+    end = max((_tensor_end(header) for _ in range(tensors)), default=0)
+    return -(-header.at // alignment) * alignment + end if tensors else 0
 
 
 def _pair(header: _Header) -> int | None:

@@ -30,7 +30,7 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
 # What training leaves beside the weights; vLLM passes over them as well.
 _NO_WEIGHTS = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 
-_Stamp = tuple[int, int, int, int, int]
+_Stamp = tuple[int, ...]
 
 
 def complaint(path: Path) -> str | None:
@@ -74,10 +74,13 @@ class _Look:
 
     stamps: dict[Path, _Stamp | None] = field(default_factory=dict)
     """Of all that it depended on, each from before it was read; None: it was not there."""
+    listings: dict[Path, list[str]] = field(default_factory=dict)
+    """Of folders: their times may miss a file that comes within the same tick of the clock."""
 
     def holds(self) -> bool:
         """Whether another look would see the same."""
-        return all(_stamp(_found(path)) == stamp for path, stamp in self.stamps.items())
+        alike = all(_stamp(_found(path)) == stamp for path, stamp in self.stamps.items())
+        return alike and all(_names(folder) == names for folder, names in self.listings.items())
 
     def at(self, path: Path) -> str | None:
         try:
@@ -98,7 +101,7 @@ class _Look:
         return found
 
     def _folder(self, folder: Path) -> None:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        names = self.listings[folder] = _names(folder)
         if "config.json" not in names:
             raise _NotWhole(f"{folder} is a directory; name the file in it")
         # Safetensors come first: they are what engines take where there are both.
@@ -215,6 +218,11 @@ def _shards(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{found['name']}{number:05}-of-{found['count']}{found['suffix']}")
 
 
+def _names(folder: Path) -> list[str]:
+    """Without what is hidden, as engines look at it."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
 def _found(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
@@ -227,6 +235,8 @@ def _found(path: Path) -> os.stat_result | None:
 def _stamp(found: os.stat_result | None) -> _Stamp | None:
     if found is None:
         return None
+    if stat.S_ISDIR(found.st_mode):
+        return found.st_dev, found.st_ino
     # The time of the last change of the inode too: those who copy set the other one back.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
