@@ -24,10 +24,11 @@ from llmgw.cluster.engines import (
     with_file,
 )
 from llmgw.cluster.explain import why
+from llmgw.cluster.lifecycle import FAILURES_GIVEN_UP
 from llmgw.cluster.model import Cluster, DesiredShard, EngineHistory, EngineOnNode, EngineState, Node, ReplicaState
 from llmgw.cluster.reconcile import apply
 from llmgw.cluster.rolling import restart
-from llmgw.cluster.starting import FAILURES_GIVEN_UP, builds_for_all
+from llmgw.cluster.starting import builds_for_all
 
 from .building import NOW, cluster, engine, later, model, node, profile
 from .lab import Lab
@@ -208,7 +209,7 @@ def test_a_version_that_never_gets_ready_is_returned_from_by_itself() -> None:
     assert {replica.id for replica in lab.ready()} == before
     history = lab.state.engines["llamacpp"]
     assert (history.in_effect, history.spec) == (OLD, NEW)
-    assert "failed 3 times in a row" in history.rolled_back
+    assert "failed 4 times in a row (so far 3 times on n1, 1 time on n2)" in history.rolled_back
     (said,) = lab.told("engine.rolled-back")
     assert said.startswith("llamacpp is rolled back from 2 to 1: m-")
     assert "`llmgw ctl engines rollback llamacpp --reset`" in said

@@ -119,3 +119,19 @@ def test_what_goes_back_to_its_old_node_counts_for_those_placed_after_it() -> No
 def test_an_engine_that_is_there_but_not_usable_is_no_engine() -> None:
     spec = model("m", profile(engine="llamacpp"), source="/m")
     assert where(cluster([node("a", engines=()), node("b", engines=(engine("llamacpp"),))]), spec) == "b"
+
+
+def test_where_one_failed_too_often_is_left_for_where_it_failed_less() -> None:
+    state = cluster([node("a"), node("b"), node("c")])
+
+    def goes(failed_on: dict[str, int]) -> tuple[str, int]:
+        placed = Planner(state).find(model("m"), Before(("b",), 20000, failed_on))
+        assert placed is not None
+        return placed.placements[0].node, placed.placements[0].port
+
+    assert goes({"b": 2}) == ("b", 20100)
+    assert goes({"b": 3}) == ("a", 20000)
+    assert goes({"b": 3, "a": 2}) == ("c", 20000)
+    assert goes({"b": 4, "a": 4, "c": 3}) == ("c", 20000)
+    # Where it failed no less, it stays, and goes on to the next ports.
+    assert goes({"b": 3, "a": 3, "c": 3}) == ("b", 20100)

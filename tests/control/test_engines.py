@@ -10,8 +10,8 @@ from pathlib import Path
 
 from llmgw.cluster.actions import PutReplica
 from llmgw.cluster.catalog import Catalog, EngineSpec, ModelSpec, Profile
+from llmgw.cluster.lifecycle import FAILURES_GIVEN_UP
 from llmgw.cluster.model import EngineOnNode, EngineState, ReplicaState, Vitals
-from llmgw.cluster.starting import FAILURES_GIVEN_UP
 from llmgw.link.messages import Desired, Heartbeat, Hello, Observed
 from llmgw.link.server import Peer
 from llmgw.store.base import Store

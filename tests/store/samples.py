@@ -87,6 +87,7 @@ def replica(id: str = "m-abcde", **changes: Any) -> Replica:
         placements=(Placement(node="llmgw-node01", gpus=(0,), gpu_uuids=("GPU-0",), port=20_100),),
         restarts=2,
         failures=1,
+        failed_on={"llmgw-node01": 1},
         retry_at=1_764_439_600.0,
         last_exit=Exit(signal="SIGKILL", last_lines=("loading", "out of memory")),
         story=tuple(StoryLine(at=float(i), generation=3, state="starting", why=f"line {i}") for i in range(3)),
@@ -102,6 +103,7 @@ def drain(node: str = "llmgw-node01", **changes: Any) -> Drain:
         why="loading",
         targets=("llmgw-node02",),
         replacement="m-fghij",
+        failed_on={"llmgw-node02": 3},
         since=5.0,
         seconds={"pending": 0.5},
     )

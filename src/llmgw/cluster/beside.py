@@ -40,7 +40,7 @@ class Round:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.given_up: dict[str, tuple[str, str]] = {}
+        self.given_up: dict[str, tuple[Replica, str]] = {}
         """By the id of the original: which replacement failed for good in this round, and how."""
         self._models: dict[str, list[str]] = {}
         """Ids of each model's replicas: many may be replaced at once, and each looks at the others of its model."""
@@ -56,10 +56,12 @@ class Round:
         """The replica that takes over from this one, as ``replacement`` has it."""
         return _nearest(old, self.of_model(old.model))
 
-    def make(self, spec: ModelSpec, old: Replica, why: str, *, prefer: Sequence[str] = ()) -> Replica | None:
-        """A replacement made beside ``old``, preferably on the nodes named; None where there is no room for it."""
-        placed = self._planner.find(spec, Before(tuple(prefer)) if prefer else None)
-        return self._make(spec, old, why, placed) if placed is not None else None
+    def make(self, spec: ModelSpec, old: Replica, why: str, before: Before | None = None) -> Replica | None:
+        """A replacement made beside ``old``; None where there is no room for it. ``before``: where others that were to
+        take over from it have failed, and which nodes it goes to by a plan."""
+        before = before or Before()
+        placed = self._planner.find(spec, before)
+        return self._make(spec, old, why, placed, before) if placed is not None else None
 
     def has_room_without(self, old: Replica, specs: Sequence[ModelSpec]) -> bool:
         """Whether there would be room for one of the specs once ``old`` has stopped; it is held for that then."""
@@ -73,10 +75,11 @@ class Round:
         """In words why there was no room."""
         return self._planner.summary(spec)
 
-    def _make(self, spec: ModelSpec, old: Replica, why: str, placed: Placed) -> Replica:
+    def _make(self, spec: ModelSpec, old: Replica, why: str, placed: Placed, before: Before) -> Replica:
         new = new_replica(self.step, old.model, f"takes over from {old.id}: {why}")
         # It is placed with all others in this step; what it finds under ``previous`` it prefers.
         new = replace(new, replaces=old.id, spec=spec, not_rolled_to=old.not_rolled_to, previous=placed.placements)
+        new = replace(new, failed_on=before.failed_on)
         self.step.put(new)
         self._models.setdefault(new.model, []).append(new.id)
         return new

@@ -9,7 +9,7 @@ from llmgw.cluster.beside import nodes_of, original, replacement
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import LEAVING, has_served, judged
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
-from llmgw.cluster.placement import Placed, Planner
+from llmgw.cluster.placement import Before, Placed, Planner
 from llmgw.cluster.starting import specs_elsewhere
 from llmgw.cluster.wording import count
 
@@ -61,7 +61,9 @@ def planned(cluster: Cluster, drain: Drain, now: Instant) -> Drain:
             lost = replace(move, state=MoveState.BLOCKED, why=lost_words(drain.node), targets=(), lost=True)
             moves.append(_as_it_was(before, lost))
         else:
-            moves.append(_as_it_was(before, _move(cluster, planner, drain, replica, now)))
+            move = Move(replica=replica.id, model=replica.model, since=now.wall_s)
+            move = move if before is None else replace(move, failed_on=before.failed_on)
+            moves.append(_as_it_was(before, _move(cluster, planner, drain, replica, move)))
     changed = replace(drain, moves=tuple(moves))
     stuck = blocked(changed)
     if drain.state is DrainState.MOVING or not (stuck if drain.wait else _short(stuck)):
@@ -129,8 +131,7 @@ def _reasons(stuck: Iterable[Move]) -> str:
     )
 
 
-def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, now: Instant) -> Move:
-    move = Move(replica=replica.id, model=replica.model, since=now.wall_s)
+def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, move: Move) -> Move:
     specs = specs_elsewhere(cluster, replica)
     beside = replacement(cluster, replica)
     if replica.state in LEAVING or not specs:
@@ -149,7 +150,8 @@ def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, no
         )
     if not has_served(replica):
         return _move_unready(cluster, planner, drain, replica, specs, move)
-    found = planner.find_first(specs)
+    failed = Before(failed_on=move.failed_on)
+    found = planner.find_first(specs, failed)
     if found is not None:
         planner.release(replica)
         return _to(planner, move, *found)
@@ -158,7 +160,7 @@ def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, no
         return replace(move, state=MoveState.BLOCKED, why=summary)
     planner.release(replica)
     stopped_first = replace(move, downtime=True, why=f"stops before there is another place for it: {summary}")
-    found = planner.find_first(specs)
+    found = planner.find_first(specs, failed)
     return stopped_first if found is None else _to(planner, stopped_first, *found)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from llmgw.cluster.beside import original, replacement
+from llmgw.cluster.beside import nodes_of, original, replacement
 from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.derived import unheard
-from llmgw.cluster.lifecycle import RUNNING, away, gone
+from llmgw.cluster.lifecycle import BEFORE_READY, RUNNING, away, failed_elsewhere, failures_on, gone
 from llmgw.cluster.model import Cluster, Drain, DrainState, Move, MoveState, NodeState, Replica, ReplicaState
-from llmgw.cluster.placement import Planner, Refusal
+from llmgw.cluster.placement import Before, Planner, Refusal
 from llmgw.cluster.rolling import given_up, given_up_words, held_by, runs_before
 from llmgw.cluster.scaling import by_model, standing, wanted
 from llmgw.cluster.wording import clock, count
@@ -160,6 +160,8 @@ def why_replica(cluster: Cluster, replica: Replica) -> str:
         waits = _still_there(cluster, replica)
         words += f"; waits until {waits} has stopped it" if waits else ""
     elif replica.state in RUNNING:
+        if replica.state in BEFORE_READY and (instead := failed_elsewhere(replica, nodes_of(replica))):
+            words += f"; {instead}"
         if replica.state is ReplicaState.READY and (missing := unheard(cluster, replica)):
             words += f" when this control plane started; sent nothing before it has heard {', '.join(missing)} again"
         words += "".join(f"; {note}" for note in (*_about_nodes(cluster, replica), *_about_moves(cluster, replica)))
@@ -174,6 +176,8 @@ def _before_next(cluster: Cluster, replica: Replica) -> list[str]:
     if replica.retry_at is not None:
         failures = f"failure {replica.failures} in a row"
         notes.append(f"generation {replica.generation + 1} starts at {clock(replica.retry_at)} ({failures})")
+    if Before.of(replica).failed_too_often:
+        notes.append(f"elsewhere if it fits there, since it failed {failures_on(replica.failed_on)}")
     return notes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from llmgw.cluster.model import (
@@ -17,12 +17,17 @@ from llmgw.cluster.model import (
     StoryLine,
 )
 from llmgw.cluster.step import Step
+from llmgw.cluster.wording import count
 
 STORY_LINES = 200
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 FORGIVEN_AFTER_S = 600.0
 """Ready for this long, a replica's failures in a row are forgotten."""
+
+FAILURES_GIVEN_UP = 3
+"""Failures in a row after which a replica is tried on other nodes, where there are any, and on another version of its
+engine, where there is one; and after which a replacement is taken for one that never becomes ready."""
 
 _R = ReplicaState
 REPLICA_CHANGES: Mapping[ReplicaState, frozenset[ReplicaState]] = {
@@ -65,6 +70,7 @@ NODE_CHANGES: Mapping[NodeState, frozenset[NodeState]] = {
 
 RUNNING = frozenset({_R.PLACING, _R.PREPARING, _R.STARTING, _R.READY, _R.DRAINING})
 """States in which a replica's generation is meant to run."""
+BEFORE_READY = frozenset({_R.PLACING, _R.PREPARING, _R.STARTING})
 LEAVING = frozenset({_R.DRAINING, _R.STOPPING})
 ENDED = frozenset({_S.STOPPED, _S.FAILED})
 STARTED = frozenset({_S.STARTING, _S.LOADING, _S.READY})
@@ -251,6 +257,28 @@ def has_served(replica: Replica) -> bool:
     return replica.state in RUNNING and any(
         line.generation == replica.generation and line.state == ready for line in reversed(replica.story)
     )
+
+
+def blamed(replica: Replica) -> tuple[str, ...]:
+    """Nodes that had a part in every failure of the replica, of those that count against nodes: while there are any, it
+    may be a node's fault rather than its own."""
+    nodes = [placement.node for placement in replica.placements or replica.previous]
+    failed_on = replica.failed_on
+    return tuple(node for node in nodes if failed_on.get(node, 0) * len(nodes) >= max(sum(failed_on.values()), 1))
+
+
+def failed_elsewhere(replica: Replica, nodes: Iterable[str]) -> str:
+    """Why it is tried on these nodes rather than where it was, in words; empty: nothing speaks against that."""
+    here = frozenset(nodes)
+    elsewhere = {
+        node: times for node, times in replica.failed_on.items() if times >= FAILURES_GIVEN_UP and node not in here
+    }
+    return f"tried there since it failed {failures_on(elsewhere)}" if elsewhere else ""
+
+
+def failures_on(failed_on: Mapping[str, int]) -> str:
+    """``3 times on n1, 1 time on n2``."""
+    return ", ".join(f"{count(times, 'time')} on {node}" for node, times in sorted(failed_on.items()))
 
 
 def start_draining(step: Step, replica: Replica, why: str) -> None:

@@ -351,6 +351,9 @@ class Replica:
     failures: int = 0
     """Failures in a row since it was last ready for long; decides the backoff. Ports that are taken are one of them
     each time that all have been tried."""
+    failed_on: Mapping[str, int] = field(default_factory=dict)
+    """By node, of how many of those failures it was a part: any node of a generation may be to blame for its end. Ports
+    that are taken are no fault of a node's as long as there are others."""
     retry_at: float | None = None
     """Wall-clock time before which no new generation is placed."""
     number: int = 0
@@ -469,6 +472,8 @@ class Move:
     downtime: bool = False
     """It is stopped first and placed again after: an operator allowed that for its model."""
     replacement: str | None = None
+    failed_on: Mapping[str, int] = field(default_factory=dict)
+    """As of a replica, of all its replacements so far: the next one is begun where they have failed least."""
     since: float = 0.0
     """Wall-clock time at which ``state`` began."""
     seconds: Mapping[str, float] = field(default_factory=dict)

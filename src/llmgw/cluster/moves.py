@@ -21,6 +21,7 @@ from llmgw.cluster.model import (
     Replica,
     ReplicaState,
 )
+from llmgw.cluster.placement import Before
 from llmgw.cluster.quiet import still_sending
 from llmgw.cluster.starting import specs_elsewhere
 from llmgw.cluster.step import Step
@@ -109,12 +110,12 @@ def _follow(turn: Round, drain: Drain, move: Move) -> Move:
     new = turn.replacement(old)
     if new is not None:
         words = f"{new.id} takes over from it: {new.why}"
-        starting = replace(move, replacement=new.id, targets=nodes_of(new) or move.targets)
+        starting = replace(move, replacement=new.id, targets=nodes_of(new) or move.targets, failed_on=new.failed_on)
         return _become(starting, MoveState.STARTING, words, now)
     if old.id in turn.given_up:
-        name, words = turn.given_up[old.id]
+        failed, words = turn.given_up[old.id]
         words += f"; another is tried at {clock(now.wall_s + TRY_AGAIN_S)}"
-        return _become(replace(move, replacement=name), MoveState.BLOCKED, words, now)
+        return _become(replace(move, replacement=failed.id, failed_on=failed.failed_on), MoveState.BLOCKED, words, now)
     if move.state in (MoveState.PENDING, MoveState.BLOCKED):
         return move
     return _become(replace(move, replacement=None), MoveState.PENDING, "its replacement is gone", now)
@@ -178,8 +179,8 @@ def _begin(turn: Round, drain: Drain, old: Replica, move: Move) -> Move:
     if not specs or not has_served(old):
         start_draining(step, old, reason)
         return _become(move, MoveState.STOPPING, reason, now)
-    prefer = () if move.downtime else move.targets
-    made = next(filter(None, (turn.make(spec, old, reason, prefer=prefer) for spec in specs)), None)
+    before = Before(() if move.downtime or move.failed_on else move.targets, failed_on=move.failed_on)
+    made = next(filter(None, (turn.make(spec, old, reason, before) for spec in specs)), None)
     if made is not None:
         return _become(replace(move, replacement=made.id, downtime=False), MoveState.STARTING, made.why, now)
     short = turn.short_of(specs[0])

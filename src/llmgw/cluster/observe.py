@@ -174,7 +174,7 @@ def _advance(step: Step, replica: Replica, nodes: list[Node], shards: list[Obser
     endpoint = shards[0].endpoint if shards[0] is not None and state is ReplicaState.READY else None
     changed = replace(_become(step, replica, state, why), endpoint=endpoint)
     if state is ReplicaState.READY and changed.failures and step.now.wall_s >= changed.since + FORGIVEN_AFTER_S:
-        changed = replace(changed, failures=0, taken_port=0)
+        changed = replace(changed, failures=0, failed_on={}, taken_port=0)
     step.put(changed)
 
 
@@ -261,11 +261,15 @@ def _fail(step: Step, replica: Replica, rank: int, shard: ObservedShard | None, 
     # The next try is on other ports: only once all have been tried is it one more failure of the thing itself.
     goes_on = taken_port > replica.taken_port
     failures = max(replica.failures, 1) if goes_on else replica.failures + 1
+    failed_on = dict(replica.failed_on)
+    for placement in () if goes_on else replica.placements:
+        failed_on[placement.node] = failed_on.get(placement.node, 0) + 1
     failed = replace(
         moved(replica, ReplicaState.FAILED, why, step.now),
         endpoint=None,
         restarts=replica.restarts + 1,
         failures=failures,
+        failed_on=dict(sorted(failed_on.items())),
         retry_at=step.now.wall_s + backoff_s(failures),
         last_exit=(ended or Exit()) if has_ended else replica.last_exit,
         taken_port=taken_port or replica.taken_port,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from llmgw.cluster.capacity import Capacity
@@ -21,7 +21,7 @@ from llmgw.cluster.fitness import (
     short_by,
     source_needed,
 )
-from llmgw.cluster.lifecycle import AWAY, judged
+from llmgw.cluster.lifecycle import AWAY, FAILURES_GIVEN_UP, judged
 from llmgw.cluster.model import DIST_INIT_OFFSET, Cluster, Instant, Node, Placement, Replica
 from llmgw.cluster.ranking import ANYWHERE, Pool, Ranking
 from llmgw.cluster.refusal import (
@@ -66,12 +66,28 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Where a replica's last generation ran, or a plan had it run: preferred, if it still fits there."""
+    """Where a replica's last generation ran, or a plan had it run: preferred, if it still fits there. One that failed
+    there too often is tried where it has failed least."""
 
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
     """By rank."""
     taken_port: int = 0
     """Block that was found taken on one of the nodes; 0: none was."""
+    failed_on: Mapping[str, int] = field(default_factory=dict)
+    """By node, how often in a row it failed there."""
+
+    @classmethod
+    def of(cls, replica: Replica) -> Before:
+        """For the next generation of a replica."""
+        nodes = tuple(placement.node for placement in replica.placements or replica.previous)
+        return cls(nodes, replica.taken_port, replica.failed_on)
+
+    @property
+    def failed_too_often(self) -> bool:
+        return any(self.failed_on.get(node_id, 0) >= FAILURES_GIVEN_UP for node_id in self.nodes)
+
+    def failures(self, nodes: Iterable[str]) -> int:
+        return sum(self.failed_on.get(node_id, 0) for node_id in nodes)
 
 
 def place(cluster: Cluster, spec: ModelSpec, now: Instant) -> Placed | Refusal:
@@ -157,14 +173,20 @@ class Planner:
         asked = self._needs_of(spec, profile)
         if asked in self._full or self._never(profile, asked) is not None:
             return None
-        if before is not None and len(before.nodes) == asked.nodes:
-            pool = self._still_fits(asked, before.nodes)
-            if pool is not None:
-                return self._placed(profile, pool, tuple(sorted(before.nodes)), before.taken_port)
-        best = self._ranking(spec, profile, asked).best()
+        before = before or Before()
+        pool = self._still_fits(asked, before.nodes) if len(before.nodes) == asked.nodes else None
+        stays = (
+            self._placed(profile, pool, tuple(sorted(before.nodes)), before.taken_port) if pool is not None else None
+        )
+        if stays is not None and not before.failed_too_often:
+            return stays
+        ranking = self._ranking(spec, profile, asked)
+        best = (ranking.after_failures(before.failed_on) if before.failed_on else ranking).best()
         if best is None:
             self._full.add(asked)
             return None
+        if stays is not None and before.failures(best[1]) >= before.failures(before.nodes):
+            return stays
         return self._placed(profile, *best)
 
     def _still_fits(self, asked: Needs, nodes: tuple[str, ...]) -> Pool | None:

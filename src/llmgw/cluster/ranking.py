@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from llmgw.cluster.capacity import Capacity, Room
@@ -23,16 +23,16 @@ class Pool(NamedTuple):
 ANYWHERE = Pool("")
 """For replicas on a single node."""
 
-_Key = tuple[bool, int, int, int, int, int, str]
-_Score = tuple[int, int, int, int, int, int, tuple[str, ...], Pool]
+_Key = tuple[int, bool, int, int, int, int, int, str]
+_Score = tuple[int, int, int, int, int, int, int, tuple[str, ...], Pool]
 
 
 class Ranking:
     """For one kind of needs, and the nodes that hold one set of weights.
 
-    The key of a node, smaller is better: it lacks the weights; NVLink groups that the GPUs lie in; GPUs that are
-    stranded by it; shards of the same model; free GPUs; less free memory; its name. Of several nodes each counts, in
-    the same order, and then the fabric's name.
+    The key of a node, smaller is better: how often the replica failed there; it lacks the weights; NVLink groups that
+    the GPUs lie in; GPUs that are stranded by it; shards of the same model; free GPUs; less free memory; its name. Of
+    several nodes each counts, in the same order, and then the fabric's name.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Ranking:
         self._holders = holders
         self._stranded = stranded
         self._spread: Mapping[str, int] = {}
+        self._failed_on: Mapping[str, int] = {}
         self._keys: dict[str, _Key] = {}
         self._order: dict[Pool, list[_Key]] = {}
         self._scores: dict[Pool, _Score] = {}
@@ -72,16 +73,16 @@ class Ranking:
 
     def of_model(self, model: str) -> Ranking:
         """The same, counting the shards of a model that are there already."""
-        self._catch_up()
-        twin = object.__new__(Ranking)
-        twin.__dict__.update(self.__dict__)
-        twin._keys = dict(self._keys)
-        twin._order = {pool: list(order) for pool, order in self._order.items()}
-        twin._scores, twin._stale = dict(self._scores), set(self._stale)
+        twin = self._copy()
         twin._spread = self._capacity.spread(model)
-        for node_id in twin._spread:
-            if node_id in self._capacity.rooms:  # A node may have been removed, and what it ran be remembered still.
-                twin._rekey(node_id)
+        twin._rekey_all(twin._spread)
+        return twin
+
+    def after_failures(self, failed_on: Mapping[str, int]) -> Ranking:
+        """The same for one replica: by node, how often it failed there."""
+        twin = self._copy()
+        twin._failed_on = failed_on
+        twin._rekey_all(failed_on)
         return twin
 
     def best(self) -> tuple[Pool, tuple[str, ...]] | None:
@@ -97,6 +98,20 @@ class Ranking:
             return None
         best = min(self._scores.values())
         return best[-1], best[-2]
+
+    def _copy(self) -> Ranking:
+        self._catch_up()
+        twin = object.__new__(Ranking)
+        twin.__dict__.update(self.__dict__)
+        twin._keys = dict(self._keys)
+        twin._order = {pool: list(order) for pool, order in self._order.items()}
+        twin._scores, twin._stale = dict(self._scores), set(self._stale)
+        return twin
+
+    def _rekey_all(self, nodes: Iterable[str]) -> None:
+        for node_id in nodes:
+            if node_id in self._capacity.rooms:  # A node may have been removed, and what it ran be remembered still.
+                self._rekey(node_id)
 
     def _catch_up(self) -> None:
         changed = self._capacity.changed
@@ -126,6 +141,7 @@ class Ranking:
     def _key(self, node_id: str, room: Room) -> _Key:
         needs = self._needs
         return (
+            self._failed_on.get(node_id, 0),
             node_id not in self._holders,
             room.islands(needs.gpus, needs.together),
             self._stranded(len(room.free)),
@@ -140,7 +156,7 @@ class Ranking:
         if len(chosen) < self._needs.nodes:
             self._scores.pop(pool, None)
             return
-        lacking, groups, stranded, same, free, memory, names = zip(*chosen, strict=True)
+        failed, lacking, groups, stranded, same, free, memory, names = zip(*chosen, strict=True)
         nodes = tuple(sorted(names))
-        sums = sum(lacking), sum(groups), sum(stranded), sum(same), sum(free), sum(memory)
+        sums = sum(failed), sum(lacking), sum(groups), sum(stranded), sum(same), sum(free), sum(memory)
         self._scores[pool] = (*sums, nodes, pool)

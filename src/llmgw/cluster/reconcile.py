@@ -27,6 +27,7 @@ from llmgw.cluster.lifecycle import (
     ENDED,
     FORGIVEN_AFTER_S,
     all_gone,
+    failed_elsewhere,
     is_heard,
     judged,
     lost_at_s,
@@ -205,7 +206,7 @@ def _place(step: Step) -> None:
     for replica in sorted(due, key=lambda replica: (replica.model, replica.number, replica.id)):
         specs = specs_in_place(step, replica, ready_on)
         assert specs, f"{replica.id} should be stopping: {replica.model} is not in the catalog"
-        found = planner.find_first(specs, _before(replica))
+        found = planner.find_first(specs, Before.of(replica))
         if found is not None:
             _take_place(step, replica, *found)
         else:
@@ -226,14 +227,10 @@ def _may_be_placed(step: Step, replica: Replica) -> bool:
     return all_gone(step.nodes, replica)
 
 
-def _before(replica: Replica) -> Before | None:
-    if not replica.previous:
-        return None
-    return Before(tuple(placement.node for placement in replica.previous), replica.taken_port)
-
-
 def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -> None:
-    nodes = ", ".join(placement.node for placement in placed.placements)
+    names = tuple(placement.node for placement in placed.placements)
+    same_place = names == tuple(placement.node for placement in replica.previous)
+    nodes, instead = ", ".join(names), failed_elsewhere(replica, names)
     next_generation = replace(
         replica,
         generation=step.highest_generation(replica) + 1,
@@ -244,12 +241,16 @@ def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -
         dist_init=placed.dist_init,
         previous=(),
         retry_at=None,
+        taken_port=replica.taken_port if same_place else 0,
     )
     why = f"on {nodes}: waits for its agent to take it up"
-    step.put(moved(next_generation, ReplicaState.PLACING, why, step.now))
+    # Where it is tried instead is a line of its story alone: its own words are those of its agents from here on.
+    told_why = f"{why}; {instead}" if instead else why
+    step.put(replace(moved(next_generation, ReplicaState.PLACING, told_why, step.now), why=why))
     over = f" over fabric {placed.fabric}" if placed.fabric is not None else ""
     words = f"{replica.id} of {replica.model} is placed on {nodes}{over}, generation {next_generation.generation}"
-    step.note("replica.placed", replica.id, f"{words}, profile {placed.profile.name}")
+    words += f", profile {placed.profile.name}" + (f"; {instead}" if instead else "")
+    step.note("replica.placed", replica.id, words)
 
 
 def _refuse(step: Step, replica: Replica, words: str) -> None:

@@ -7,11 +7,21 @@ from dataclasses import replace
 from llmgw.cluster.beside import Round, nodes_of, original
 from llmgw.cluster.differing import differs
 from llmgw.cluster.drain import may_stop_first
-from llmgw.cluster.lifecycle import RUNNING, is_sure, stands, start_draining, stop
+from llmgw.cluster.lifecycle import (
+    FAILURES_GIVEN_UP,
+    RUNNING,
+    blamed,
+    failures_on,
+    is_sure,
+    stands,
+    start_draining,
+    stop,
+)
 from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
 from llmgw.cluster.moves import carry_on
+from llmgw.cluster.placement import Before, Planner
 from llmgw.cluster.rolling import give_up, reason, roll
-from llmgw.cluster.starting import FAILURES_GIVEN_UP, specs_beside
+from llmgw.cluster.starting import specs_beside
 from llmgw.cluster.step import Step
 
 
@@ -49,12 +59,27 @@ def _carry_over(turn: Round, new: Replica) -> None:
         start_draining(step, old, f"{new.id} is ready in its place ({_why_goes(step, old, drains)})")
     elif old.state not in RUNNING and new.state in RUNNING and (drains or not new.failures):
         start_draining(step, old, f"it has ended, and {new.id} takes over from it")
-    elif new.failures >= FAILURES_GIVEN_UP:
-        words = f"{new.id} failed {new.failures} times in a row: {new.why}"
-        turn.given_up[old.id] = new.id, words
+    elif new.failures >= FAILURES_GIVEN_UP and not _goes_on_elsewhere(step, new, old):
+        where = f" (so far {failures_on(new.failed_on)})" if len(new.failed_on) > 1 else ""
+        words = f"{new.id} failed {new.failures} times in a row{where}: {new.why}"
+        turn.given_up[old.id] = new, words
         give_up(step, old, new, words)
         if any(may_stop_first(drain, old) for drain in drains):
             start_draining(step, old, f"it may stop before there is another, and {words}")
+
+
+def _goes_on_elsewhere(step: Step, new: Replica, old: Replica) -> bool:
+    """True while it may be a node's fault that it fails, and there is a place without that node, or it is tried there:
+    what it is to bring must not be given up for one bad node."""
+    if new.state in RUNNING:
+        return bool(new.failed_on)
+    nodes = set(blamed(new))
+    if not nodes:
+        return False
+    planner = Planner(step.snapshot())
+    planner.release(new)
+    found = planner.find_first(specs_beside(step, old), Before.of(new))
+    return found is not None and not nodes <= {placement.node for placement in found[1].placements}
 
 
 def _not_needed(turn: Round, new: Replica, old: Replica, drains: list[Drain]) -> str:

@@ -11,13 +11,9 @@ from llmgw.cluster.beside import original
 from llmgw.cluster.catalog import EngineSpec, ModelSpec, Profile
 from llmgw.cluster.differing import same_to_run
 from llmgw.cluster.engines import is_bad, on_own, on_spares, spare
-from llmgw.cluster.lifecycle import stands
+from llmgw.cluster.lifecycle import FAILURES_GIVEN_UP, stands
 from llmgw.cluster.model import Cluster, DrainState, Replica, ReplicaState
 from llmgw.cluster.step import Step
-
-FAILURES_GIVEN_UP = 3
-"""Failures in a row after which a replacement is taken for one that never becomes ready, and after which a replica's
-next generation is tried on another version of its engine, where there is one."""
 
 
 def gave_up_on(replica: Replica, spec: ModelSpec) -> bool:

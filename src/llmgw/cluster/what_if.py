@@ -256,8 +256,7 @@ def _rolled(planner: Planner, spec: ModelSpec, replica: Replica, changed: str) -
 
 def _placed_anew(planner: Planner, specs: Sequence[ModelSpec], replica: Replica, uprooted: str) -> _Outcome:
     """Where a replica would go that has no place, or can't keep the one it has."""
-    before = Before(_nodes(replica.previous), replica.taken_port) if replica.previous and not uprooted else None
-    found = planner.find_first(specs, before)
+    found = planner.find_first(specs, None if uprooted else Before.of(replica))
     placed = found[1] if found is not None else None
     there = found is not None and planner.holds_weights(*found)
     return _Outcome(replica.id, replica.model, placed, there, _nodes(replica.placements), uprooted)
