@@ -9,11 +9,13 @@ import pytest
 
 from llmgw.cluster import rolling
 from llmgw.cluster.beside import nodes_of
+from llmgw.cluster.catalog import EngineSpec
+from llmgw.cluster.engines import roll_back
 from llmgw.cluster.explain import why
 from llmgw.cluster.model import DesiredShard, MoveState, Replica, ReplicaState, ShardState
 from llmgw.cluster.reconcile import apply, routes
 
-from .building import model, node, profile
+from .building import engine, model, node, profile
 from .lab import Lab, on_fabric
 
 OLD = profile(gpus_per_node=1)
@@ -367,6 +369,92 @@ def test_it_does_not_stop_first_while_others_make_room_beside_it() -> None:
     assert min(served) == 1
     assert len(lab.ready()) == 1
     assert before.isdisjoint(replica.id for replica in lab.ready())
+
+
+# -- a changed catalog that fits nowhere
+
+MISTYPED = replace(OLD, node_selector={"rack": "r21"})
+
+
+def test_one_that_fails_comes_back_as_it_was_where_the_changed_catalog_fits_nowhere() -> None:
+    lab = serving(replicas=1)
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    for generation in (2, 3):
+        lab.fail(old.id)
+        lab.run()
+        (again,) = lab.ready()
+        assert (again.id, again.generation, again.profile) == (old.id, generation, OLD)
+    lab.edit(model("m", NEW))
+    lab.run()
+    assert contexts(lab) == [4096]
+
+
+def test_that_it_goes_by_the_catalog_from_before_is_said_and_why() -> None:
+    lab = serving(replicas=1)
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED))
+    lab.slow = lambda shard: True
+    lab.fail(old.id)
+    lab.until(lambda: lab.state.replicas[old.id].state is ReplicaState.STARTING)
+    short = "n1: has no label rack (r21 is needed)"
+    before = f"as the catalog was before, since what it says now fits nowhere: {short}"
+    assert [line.why for line in lab.state.replicas[old.id].story if short in line.why] == [
+        f"on n1: waits for its agent to take it up; {before}"
+    ]
+    assert lab.told("replica.placed")[-1].endswith(f"profile p; {before}")
+    for _ in range(2):
+        assert why(lab.state, "m").replicas[0].outdated == (
+            f"{old.id} runs as the catalog was before (profile p changed since): what it says now fits nowhere, not in "
+            f"its place either ({short}), so that it goes on as it is until the catalog changes again, or a node can "
+            "take it"
+        )
+        lab.slow = lambda shard: False
+        lab.run()
+    assert [replica.id for replica in lab.ready()] == [old.id]
+
+
+def test_one_that_fails_goes_by_the_changed_catalog_wherever_that_fits() -> None:
+    """Also where what it ran by would do in its own place."""
+    lab = serving(replicas=1)
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    lab.fail(old.id)
+    lab.add(node("n2", gpus=1, labels={"rack": "r21"}))
+    lab.run()
+    assert [nodes_of(replica) for replica in lab.ready()] == [("n2",)]
+    assert [replica.profile for replica in lab.ready()] == [MISTYPED]
+
+
+def test_one_that_was_never_ready_goes_on_where_the_changed_catalog_fits_nowhere() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", OLD)])
+    lab.slow = lambda shard: True
+    lab.until(lambda: lab.replicas()[0].state is ReplicaState.STARTING)
+    (first,) = lab.replicas()
+    lab.edit(model("m", MISTYPED))
+    lab.slow = lambda shard: False
+    lab.run()
+    assert [(replica.id, replica.generation) for replica in lab.ready()] == [(first.id, 1)]
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_it_comes_back_on_its_version_of_the_engine_unless_that_was_rolled_back_from(rolled_back: bool) -> None:
+    builds = [EngineSpec(name="sim", version=version) for version in ("1.0", "2.0")]
+    both = (engine("sim", version="1.0"), engine("sim", version="2.0"))
+    lab = Lab([node("n1", gpus=2, engines=both)], [model("m", OLD)], engines=builds[:1])
+    lab.run()
+    lab.edit(model("m", OLD), engines=builds[1:])
+    lab.run()
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED), engines=builds[1:])
+    if rolled_back:
+        lab.carry_out(roll_back(lab.state, "sim", "it stammers", lab.now))
+    lab.fail(old.id)
+    lab.run()
+    (again,) = lab.ready()
+    assert again.profile == replace(OLD, engine_version="1.0" if rolled_back else "2.0")
 
 
 # -- restarts

@@ -214,6 +214,13 @@ def on_own(spec: ModelSpec, profile: Profile) -> ModelSpec:
     return _on_versions(spec, {**versions, profile.engine: profile.engine_version})
 
 
+def on_versions_in_effect(cluster: Cluster, spec: ModelSpec) -> ModelSpec:
+    """The model with every engine at the version in effect; on the one it names where the file lists that engine no
+    more."""
+    versions: dict[str, str] = {each.engine: each.engine_version for each in spec.profiles}
+    return _on_versions(spec, {**versions, **{each.name: each.version for each in cluster.catalog.engines}})
+
+
 def on_spares(cluster: Cluster, spec: ModelSpec) -> ModelSpec:
     """The model with every engine at its spare version; those that have none at the one in effect."""
     versions: dict[str, str] = {

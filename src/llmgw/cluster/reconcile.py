@@ -45,7 +45,7 @@ from llmgw.cluster.quiet import let_go
 from llmgw.cluster.replacing import replace_outgoing
 from llmgw.cluster.returning import decide_on_lost, forgotten_at
 from llmgw.cluster.scaling import scale
-from llmgw.cluster.starting import ReadyOn, specs_in_place
+from llmgw.cluster.starting import ReadyOn, specs_before, specs_in_place
 from llmgw.cluster.step import Step
 
 _ROUNDS = 100
@@ -208,7 +208,8 @@ def _place(step: Step) -> None:
         assert specs, f"{replica.id} should be stopping: {replica.model} is not in the catalog"
         found = planner.find_first(specs, Before.of(replica))
         if found is not None:
-            _take_place(step, replica, *found)
+            before = found[0] is not specs[0] and found[0] in specs_before(step.cluster, replica)
+            _take_place(step, replica, *found, no_room=planner.summary(specs[0]) if before else "")
         else:
             refused.setdefault(replica.model, (specs[0], []))[1].append(replica)
     # In words only now, so that they count what was placed in this very step.
@@ -227,10 +228,13 @@ def _may_be_placed(step: Step, replica: Replica) -> bool:
     return all_gone(step.nodes, replica)
 
 
-def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -> None:
+def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed, *, no_room: str) -> None:
+    """``no_room``: why it is started as the catalog was before, rather than as it is now; empty: it is not."""
     names = tuple(placement.node for placement in placed.placements)
     same_place = names == tuple(placement.node for placement in replica.previous)
-    nodes, instead = ", ".join(names), failed_elsewhere(replica, names)
+    nodes, notes = ", ".join(names), [words] if (words := failed_elsewhere(replica, names)) else []
+    if no_room:
+        notes.append(f"as the catalog was before, since what it says now fits nowhere: {no_room}")
     next_generation = replace(
         replica,
         generation=step.highest_generation(replica) + 1,
@@ -244,13 +248,11 @@ def _take_place(step: Step, replica: Replica, spec: ModelSpec, placed: Placed) -
         taken_port=replica.taken_port if same_place else 0,
     )
     why = f"on {nodes}: waits for its agent to take it up"
-    # Where it is tried instead is a line of its story alone: its own words are those of its agents from here on.
-    told_why = f"{why}; {instead}" if instead else why
-    step.put(replace(moved(next_generation, ReplicaState.PLACING, told_why, step.now), why=why))
+    # The notes are for its story alone: its own words are those of its agents from here on.
+    step.put(replace(moved(next_generation, ReplicaState.PLACING, "; ".join([why, *notes]), step.now), why=why))
     over = f" over fabric {placed.fabric}" if placed.fabric is not None else ""
     words = f"{replica.id} of {replica.model} is placed on {nodes}{over}, generation {next_generation.generation}"
-    words += f", profile {placed.profile.name}" + (f"; {instead}" if instead else "")
-    step.note("replica.placed", replica.id, words)
+    step.note("replica.placed", replica.id, "; ".join([f"{words}, profile {placed.profile.name}", *notes]))
 
 
 def _refuse(step: Step, replica: Replica, words: str) -> None:

@@ -26,7 +26,7 @@ from llmgw.cluster.lifecycle import (
 )
 from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
 from llmgw.cluster.placement import Planner
-from llmgw.cluster.starting import gave_up_on, specs_beside
+from llmgw.cluster.starting import gave_up_on, specs_beside, specs_elsewhere
 from llmgw.cluster.step import Step
 
 GIVEN_UP = "not rolled over: "
@@ -163,6 +163,12 @@ def held_by(cluster: Cluster, replica: Replica) -> str:
     if missing:
         return f"no node has {missing} yet ({planner.summary(spec)})"
     words = f"there is no room for a replacement beside it ({planner.summary(spec)})"
+    planner.release(replica)
+    if not replica.may_stop_first and planner.find_first(specs) is None:
+        return (
+            f"what it says now fits nowhere, not in its place either ({planner.summary(spec)}), so that it goes on as "
+            "it is until the catalog changes again, or a node can take it"
+        )
     if replica.may_stop_first:
         return (
             f"{words}; it stops first once all others of {replica.model} are ready, those that leave are gone, and "
@@ -183,7 +189,11 @@ def _roll_model(turn: Round, model: str, due: list[Replica]) -> None:
             step.put(replace(replica, restart=False, may_stop_first=False))
         elif has_served(replica):
             serving.append(replica)
-        elif not on_trial and not _may_go_on(step, replica):
+        elif (
+            not on_trial
+            and not _may_go_on(step, replica)
+            and turn.has_room_without(replica, specs_elsewhere(step.cluster, replica))
+        ):
             start_draining(step, replica, reason(step.cluster, replica))
     if serving:
         _replace_one(turn, model, serving)

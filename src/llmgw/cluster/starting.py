@@ -10,7 +10,7 @@ from functools import cached_property
 from llmgw.cluster.beside import original
 from llmgw.cluster.catalog import EngineSpec, ModelSpec, Profile
 from llmgw.cluster.differing import same_to_run
-from llmgw.cluster.engines import is_bad, on_own, on_spares, spare
+from llmgw.cluster.engines import is_bad, on_own, on_spares, on_versions_in_effect, spare
 from llmgw.cluster.lifecycle import FAILURES_GIVEN_UP, stands
 from llmgw.cluster.model import Cluster, DrainState, Replica, ReplicaState
 from llmgw.cluster.step import Step
@@ -45,7 +45,8 @@ def specs_beside(where: Cluster | Step, replica: Replica) -> tuple[ModelSpec, ..
 def specs_in_place(where: Cluster | Step, replica: Replica, ready: ReadyOn) -> tuple[ModelSpec, ...]:
     """From what the replica's own next generation may be started, the best first: on the version of its engine that it
     ran on, as long as the one in effect has not been ready for its model; on the one before, where that one can't be
-    had. Where it fails again and again, the next of them has its turn."""
+    had. Where it fails again and again, the next of them has its turn. Last, by what it ran by before the catalog was
+    changed: a change that fits nowhere must not keep down what has a place."""
     cluster = where.cluster if isinstance(where, Step) else where
     old = original(where, replica)
     if old is not None:
@@ -55,6 +56,23 @@ def specs_in_place(where: Cluster | Step, replica: Replica, ready: ReadyOn) -> t
         return ()
     if spec is not cluster.catalog.model(replica.model):
         return (spec,)
+    return _distinct([*_by_the_catalog(cluster, spec, replica, ready), *specs_before(cluster, replica)])
+
+
+def specs_before(cluster: Cluster, replica: Replica) -> tuple[ModelSpec, ...]:
+    """What the replica ran by last, where the catalog says otherwise now by more than the version of an engine: on the
+    version that it ran on, unless that was rolled back from, and on the one in effect."""
+    spec, ran = cluster.catalog.model(replica.model), replica.spec
+    if spec is None or ran is None or not replica.generation:
+        return ()
+    today = on_versions_in_effect(cluster, ran)
+    if same_to_run(today, spec):
+        return ()
+    is_good = not any(is_bad(cluster, profile) for profile in ran.profiles)
+    return _distinct([ran, today] if is_good else [today])
+
+
+def _by_the_catalog(cluster: Cluster, spec: ModelSpec, replica: Replica, ready: ReadyOn) -> tuple[ModelSpec, ...]:
     spares, own = on_spares(cluster, spec), _on_own(cluster, spec, replica)
     if spares is spec and (not own or own[0] is spec):
         return (spec,)
