@@ -457,6 +457,23 @@ def test_it_comes_back_on_its_version_of_the_engine_unless_that_was_rolled_back_
     assert again.profile == replace(OLD, engine_version="1.0" if rolled_back else "2.0")
 
 
+def test_it_comes_back_on_the_version_that_it_ran_on_where_another_came_with_the_change() -> None:
+    both = (engine("sim", version="1.0"), engine("sim", version="2.0"))
+    lab = Lab([node("n1", gpus=2, engines=both)], [model("m", OLD)], engines=[EngineSpec(name="sim", version="1.0")])
+    lab.run()
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED), engines=[EngineSpec(name="sim", version="2.0")])
+    lab.fail(old.id)
+    lab.run()
+    (again,) = lab.ready()
+    assert again.profile == replace(OLD, engine_version="1.0")
+    lab.install("n1", engine("sim", version="2.0"))
+    lab.fail(old.id)
+    lab.run()
+    (again,) = lab.ready()
+    assert again.profile == replace(OLD, engine_version="2.0")
+
+
 # -- restarts
 
 

@@ -117,7 +117,7 @@ class Healing:
         for replica in cluster.replicas.values():
             why = rolling.reason(cluster, replica) if replica.state is _R.READY else ""
             held = rolling.held_by(cluster, replica) if why else ""
-            if why and "no room" not in held and "no node has" not in held:
+            if why and not any(words in held for words in ("no room", "no node has", "fits nowhere")):
                 return f"{replica.id} is not rolled over ({why}): {rolling.held_by(cluster, replica)}"
         return ""
 
