@@ -33,6 +33,7 @@ class Faults:
             (10, self.crash_engine),
             (3, self.hang_engine),
             (3, self.squat),
+            (2, self.sicken),
             (5, self.kill_plane),
             (4, self.stop_plane),
             (3, self.shift_clock),
@@ -231,6 +232,15 @@ class Faults:
         machine.spoiled.discard(version)
         self._look_again(machine)
 
+    def sicken(self) -> None:
+        machine = self._machine()
+        self._tell("nothing starts on {} any more", machine.id)
+        machine.sick = True
+        self._later(self._recover, machine, most_s=300.0)
+
+    def _recover(self, machine: Machine) -> None:
+        machine.sick = False
+
     def squat(self) -> None:
         machine = self._machine()
         ports = machine.inventory.ports
@@ -290,6 +300,7 @@ class Faults:
         world.store_down.clear()
         world.wires.latency_s = 0.002
         for machine in world.machines:
+            machine.sick = False
             machine.squatted.clear()
             machine.spoiled.clear()
             hcas = tuple(replace(hca, state="ACTIVE") for hca in machine.inventory.hcas)

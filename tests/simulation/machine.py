@@ -73,7 +73,8 @@ class Engine:
     def begin(self) -> None:
         """The process has been started."""
         world = self.world
-        if BROKEN in self.shard.profile.args or not self._serves() or world.chance("exit_at_start"):
+        broken = BROKEN in self.shard.profile.args or self.machine.sick or not self._serves()
+        if broken or world.chance("exit_at_start"):
             world.timeline.after(world.rng.uniform(0.05, 1.0), self.end, Exit(status=1, last_lines=("bad flag",)))
             return
         self.group.join(self)
@@ -214,6 +215,8 @@ class Machine:
         """Versions of the engine that has versions."""
         self.spoiled: set[str] = set()
         """Of those the ones that do not run any more: a library was removed, say."""
+        self.sick = False
+        """Whatever is started here ends at its start, though nothing looks wrong."""
         self.squatted: set[int] = set()
         """Blocks of ports in which somebody else's process listens."""
         self.agent: Agent
