@@ -137,6 +137,33 @@ def test_one_that_failed_is_not_up_until_it_answers() -> None:
     assert line.busy
 
 
+async def test_one_whose_answers_go_on_is_up_though_another_request_failed_there(house: House) -> None:
+    """Full of streams, it is sent nothing new that it could answer."""
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if len(engine.calls) > 1:
+            call.reset()
+            return
+        await call.stream()
+        while not go_on.is_set():
+            await call.piece(chunk("more"))
+            await asyncio.sleep(0.01)
+        await call.piece(DONE)
+
+    (engine,) = await house.serve(script, endpoint={"max_concurrency": 2})
+    streaming, failing = await house.client(), await house.client()
+    await streaming.send(request(ask(stream=True)))
+    await streaming.head()
+    line = house.gateway.router.lines["m"]
+    (target,) = line.targets
+    await failing.send(request(ask()))
+    await house.until(lambda: target.failures)
+    await house.until(lambda: line.busy)
+    assert target.failures, "nothing new was answered"
+    go_on.set()
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
 async def test_a_burst_is_spread(house: House, path: str) -> None:
     go = asyncio.Event()

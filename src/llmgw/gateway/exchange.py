@@ -494,6 +494,8 @@ class Exchange:
         if self.stirred:
             self.stirred = False
             self._quiet_since = now
+            if self._relay is not None and self._target is not None:
+                self._target.heard = True
         timeouts = self._service.settings.timeouts
         if now >= self._deadline:
             self._time_out(now, f"its limit of {timeouts.total_s:g} s is over", last=True)

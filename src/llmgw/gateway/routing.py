@@ -81,8 +81,9 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        """Some target is up, but as full as it may be. One that failed is not up until it has answered again."""
-        return any(not target.failures for target in self.targets)
+        """Some target is up, but as full as it may be. One that failed is not up until it has answered again, or an
+        answer has gone on that it had begun."""
+        return any(not target.failures or target.heard for target in self.targets)
 
     def wake(self) -> None:
         """Sends off whoever can go, first come first served."""

@@ -32,6 +32,7 @@ class Target:
         "failures",
         "gone",
         "head",
+        "heard",
         "host",
         "idle",
         "in_flight",
@@ -49,6 +50,8 @@ class Target:
         self.failures = 0
         self.cooling_until = 0.0
         """Monotonic time before which it is not chosen, because it could not be reached."""
+        self.heard = False
+        """An answer of it has gone on since its last failure: it is up, whatever became of that one request."""
         self.gone = False
         """The table names it no longer: nothing new is sent."""
         self.in_peace = False
@@ -94,6 +97,7 @@ class Target:
         It is left alone for a while, longer each time.
         """
         self.failures += 1
+        self.heard = False
         self.cooling_until = now + min(COOLING_FIRST_S * 2.0 ** min(self.failures - 1, 10), COOLING_MOST_S)
 
     def connecting(self, now: float, within_s: float) -> None:
