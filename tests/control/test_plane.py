@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from llmgw.cluster.model import (
 )
 from llmgw.control import fold
 from llmgw.control.leadership import Deposed
-from llmgw.control.plane import NotWritten, Plane
+from llmgw.control.plane import STALL_S, TICK_S, NotWritten, Plane
 from llmgw.link.messages import Heartbeat, Hello, Observed
 from llmgw.store.base import ApiKey, Change, Fenced, Saved, StoreError
 from llmgw.store.memory import MemoryStore
@@ -312,6 +312,20 @@ async def test_peers_are_heard_and_who_asks_is_answered_however_long_nothing_can
     assert [event.words for event in events if event.kind == "x"] == [f"asked for, {n}" for n in range(1, 101)]
     assert [event.kind for event in events].count("store.refused") == 1
     assert {"control.stalled", "node.lost"}.isdisjoint(event.kind for event in events)
+
+
+async def test_an_outage_in_which_each_try_takes_long_is_one_pause() -> None:
+    """A file that another program has locked is waited for, each time."""
+    store, time = Recording(), Time()
+    plane = await turning(store, time)
+    store.fault = StoreError("the database is locked")
+    for _ in range(20):
+        time.move(TICK_S + STALL_S + 1.0)
+        with suppress(StoreError):
+            await plane.turn()
+    store.fault = None
+    await plane.turn()
+    assert [event.kind for event in await store.events(limit=100)].count("control.stalled") == 1
 
 
 async def test_who_asks_does_not_wait_behind_what_was_told_and_can_not_be_stored() -> None:

@@ -510,8 +510,9 @@ class Plane:
         if pause > TICK_S + STALL_S:
             grace = now.monotonic_s + self._grace_s(self.cluster)
             self.cluster = replace(self.cluster, grace_until_s=max(grace, self.cluster.grace_until_s))
-            words = f"this control plane paused for {pause:.1f} s: every node gets a fresh grace period"
-            self.note("control.stalled", "", words)
+            if all(note.kind != "control.stalled" for note in self._notes):  # once in an outage of the store
+                words = f"this control plane paused for {pause:.1f} s: every node gets a fresh grace period"
+                self.note("control.stalled", "", words)
         return now
 
     def _grace_s(self, cluster: Cluster) -> float:
