@@ -9,7 +9,7 @@ import pytest
 
 from llmgw.cluster.catalog import Profile, SimOptions, Task
 from llmgw.engines.base import EngineUnhealthy
-from llmgw.engines.openai import makes_weights_up
+from llmgw.engines.openai import reads_other_files
 from llmgw.engines.registry import EngineNotRun, engine
 
 from .shards import shard
@@ -151,9 +151,13 @@ def test_an_unknown_engine_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "made_up"),
+    ("args", "others"),
     [
         (("--load-format", "dummy"), True),
+        (("--load-format", "tensorizer"), True),
+        (("--load-format=sharded_state",), True),
+        (("--load-format", "auto"), False),
+        (("--load-format=safetensors",), False),
         (("--dtype", "float32", "--load_format=dummy"), True),
         (("--load-format", "safetensors"), False),
         (("--load-format",), False),
@@ -161,5 +165,5 @@ def test_an_unknown_engine_is_refused_in_words() -> None:
         ((), False),
     ],
 )
-def test_who_makes_weights_up(args: tuple[str, ...], made_up: bool) -> None:
-    assert makes_weights_up(args) is made_up
+def test_who_reads_other_files(args: tuple[str, ...], others: bool) -> None:
+    assert reads_other_files(args) is others

@@ -25,7 +25,7 @@ from llmgw.agent.vigil import Vigil
 from llmgw.agent.weights import WeightsRefused
 from llmgw.cluster.model import DesiredShard, Load, ShardState
 from llmgw.engines.base import Engine, LaunchRefused
-from llmgw.engines.openai import makes_weights_up
+from llmgw.engines.openai import reads_other_files
 from llmgw.engines.registry import EngineNotRun, engine
 from llmgw.process.errors import ProcessError
 
@@ -169,7 +169,7 @@ class ShardRunner(Presence):
             return await self._rooms.weights.ensure(
                 self.shard.source,
                 lambda words: self._say(self._before_start, words),
-                described_only=makes_weights_up(self.shard.profile.args),
+                described_only=reads_other_files(self.shard.profile.args),
             )
         except WeightsRefused as refusal:
             raise Failed(f"weights: {refusal}") from refusal

@@ -61,12 +61,18 @@ def proof(shard: DesiredShard, status: int, body: bytes) -> str | None:
     return None
 
 
-def makes_weights_up(args: Sequence[str]) -> bool:
-    """Whether vLLM or SGLang, given these, draws the weights at random and reads only what describes the model."""
+_COMMON_FORMATS = frozenset(
+    {"auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "gguf", "mistral", "bitsandbytes"}
+)
+
+
+def reads_other_files(args: Sequence[str]) -> bool:
+    """Whether vLLM or SGLang, given these, reads a model's weights from files of a format of their own, or draws them
+    at random and reads only what describes the model."""
     for arg, following in zip(args, (*args[1:], ""), strict=False):
         flag, _, value = arg.partition("=")
-        if flag.replace("_", "-") == "--load-format" and (value or following) == "dummy":
-            return True
+        if flag.replace("_", "-") == "--load-format":
+            return (value or following or "auto") not in _COMMON_FORMATS
     return False
 
 

@@ -143,11 +143,12 @@ def test_an_index_whose_format_was_not_fetched_says_nothing(tmp_path: Path) -> N
     names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
     write_index(folder, {"weight_map": {"a": names[0], "b": names[1]}}, "pytorch_model.bin.index.json")
     assert complaint(folder) is None
-    (folder / names[0]).write_bytes(torch_file())  # begun
-    assert f"names {names[1]}, which is not there" in str(complaint(folder))
-    (folder / names[1]).write_bytes(torch_file())
+    (folder / names[0]).write_bytes(torch_file())  # begun, and of no use beside the others
+    assert complaint(folder) is None
     for file in files:
         file.unlink()
+    assert f"names {names[1]}, which is not there" in str(complaint(folder))
+    (folder / names[1]).write_bytes(torch_file())
     assert complaint(folder) is None
     for name in names:
         (folder / name).unlink()
@@ -160,6 +161,8 @@ def test_an_index_of_pytorch_beside_one_safetensors_file(tmp_path: Path) -> None
     (folder / "training_args.bin").write_bytes(b"settings")
     assert "pytorch_model-00001-of-00001.bin, which is not there" in str(complaint(folder))
     (folder / "model.safetensors").write_bytes(safetensors())
+    assert complaint(folder) is None
+    (folder / "pytorch_model-00001-of-00001.bin").write_bytes(b"")
     assert complaint(folder) is None
     (folder / "model.safetensors").write_bytes(safetensors()[:-1])
     assert "is cut short" in str(complaint(folder))

@@ -82,7 +82,7 @@ class WeightStore:
     ) -> Path:
         """Returns where the weights lie, after fetching them if need be. Raises WeightsRefused.
 
-        ``described_only``: of a model's folder its ``config.json`` is enough; for an engine that makes the weights up.
+        ``described_only``: of a model's folder its ``config.json`` is enough; for an engine that reads other files.
         """
         parsed = parse(source)
         if isinstance(parsed, FileSource):

@@ -112,6 +112,8 @@ class _Look:
         loose: list[Path] = []
         if not any(index.endswith(_SAFETENSORS_INDEX) for index in indexes):
             loose = [folder / name for name in names if name.endswith(".safetensors")]
+        if loose or any(index.endswith(_SAFETENSORS_INDEX) for index in begun):
+            begun = {index: files for index, files in begun.items() if index.endswith(_SAFETENSORS_INDEX)}
         if not begun and not loose:
             begun = dict(islice(indexed.items(), 1))
         if not begun and not loose:
