@@ -50,7 +50,7 @@ def of_somebody_else(lab: Lab, node: str, folder: Path) -> str:
     ("make", "agent_says", "server_says"),
     [
         (of_somebody_else, ("somebody-else", "issue-client"), ("somebody-else", "of-somebody-else")),
-        (another_authority, ("not by the authority in", "issued by"), ("another authority than ours",)),
+        (another_authority, ("not by the authority in", "issued by"), ("leads from its certificate to our authority",)),
         (expired, ("expired", "issue-client"), ("expired",)),
         (not_yet_valid, ("not valid before", "clock"), ("not valid yet", "clock")),
     ],

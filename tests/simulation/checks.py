@@ -337,12 +337,14 @@ class Checks:
         if brake is not None and brake.released:
             return
         now = self.world.timeline.now
-        ids = {node.id for node in fresh}
+        ids = {node.id for node in fresh if not _is_emptied(before, after, node)}
+        if not ids:
+            return
         counted = [
             node
             for node in after.nodes.values()
             if node.state is not NodeState.REVOKED
-            and not _is_emptied(after, node)
+            and not _is_emptied(before, after, node)
             and (
                 node.state is not NodeState.LOST
                 or node.id in ids
@@ -545,10 +547,11 @@ def _lost(replica: Replica, after: Cluster) -> bool:
     return False
 
 
-def _is_emptied(cluster: Cluster, node: Node) -> bool:
+def _is_emptied(before: Cluster, after: Cluster, node: Node) -> bool:
     """It was drained, and may be switched off."""
-    drain = cluster.drains.get(node.id)
-    return node.state is NodeState.DRAINED or (drain is not None and drain.state is DrainState.DONE)
+    drain = after.drains.get(node.id)
+    was = before.nodes.get(node.id, node)
+    return was.state is NodeState.DRAINED or (drain is not None and drain.state is DrainState.DONE)
 
 
 def _without_engine(replica: Replica, after: Cluster) -> bool:

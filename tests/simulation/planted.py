@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -238,10 +238,10 @@ def _engines_not_stored(undo: Undo) -> None:
 
 
 def _upgrade_first(undo: Undo) -> None:
-    def is_sure(step: Step, replica: Replica) -> bool:
+    def is_sure(nodes: Mapping[str, Node], replica: Replica) -> bool:
         return bool(replica.placements)
 
-    _put(undo, replacing, "_is_sure", is_sure)
+    _put(undo, replacing, "is_sure", is_sure)
 
 
 FAULTS = (
