@@ -344,7 +344,7 @@ class Checks:
             node
             for node in after.nodes.values()
             if node.state is not NodeState.REVOKED
-            and not _is_emptied(before, after, node)
+            and not (_is_silent(after, node, now_s) and _is_emptied(before, after, node))
             and (
                 node.state is not NodeState.LOST
                 or node.id in ids
@@ -354,8 +354,7 @@ class Checks:
         silent = [
             node
             for node in counted
-            if node.state in (NodeState.LOST, NodeState.SUSPECT)
-            and (node.session is None or now_s - node.heard_at_s >= after.suspect_after_s)
+            if node.state in (NodeState.LOST, NodeState.SUSPECT) and _is_silent(after, node, now_s)
         ]
         if len(silent) >= 2 and 2 * len(silent) > len(counted):
             raise Violation(
@@ -545,6 +544,10 @@ def _lost(replica: Replica, after: Cluster) -> bool:
         if len(replica.placements) > 1 and node.inventory and node.inventory.mgmt_addr != placement.address:
             return True
     return False
+
+
+def _is_silent(cluster: Cluster, node: Node, now_s: float) -> bool:
+    return node.session is None or now_s - node.heard_at_s >= cluster.suspect_after_s
 
 
 def _is_emptied(before: Cluster, after: Cluster, node: Node) -> bool:

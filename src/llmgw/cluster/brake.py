@@ -41,7 +41,7 @@ def recent_until_s(cluster: Cluster, node: Node, now: Instant) -> tuple[float, .
 
 
 def _counts(cluster: Cluster, node: Node, now: Instant) -> bool:
-    if _is_emptied(cluster, node):
+    if _is_emptied(cluster, node) and not is_heard(cluster, node, now):
         return False
     if node.state is NodeState.LOST and not is_heard(cluster, node, now):
         # By either clock: that of the wall may have been set, and the other does not outlive a control plane.
