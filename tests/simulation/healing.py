@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from llmgw.cluster import rolling
 from llmgw.cluster.catalog import Profile
+from llmgw.cluster.differing import same_to_run
 from llmgw.cluster.engines import on_spares
 from llmgw.cluster.model import Cluster, DrainState, MoveState, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.reconcile import reconcile
 from llmgw.cluster.scaling import standing, wanted
 
 from .builds import ENGINE
+from .machine import BROKEN
 from .story import Violation
 
 if TYPE_CHECKING:
@@ -102,7 +104,8 @@ class Healing:
 
     def _models(self, cluster: Cluster) -> str:
         for replica in cluster.replicas.values():
-            if replica.state not in (_R.READY, _R.UNPLACED) and not _held_by_a_drain(cluster, replica):
+            at_rest = replica.state in (_R.READY, _R.UNPLACED)
+            if not (at_rest or _held_by_a_drain(cluster, replica) or _goes_on_in_vain(cluster, replica)):
                 return f"{replica.id} is {replica.state.value}: {replica.why}"
             if replica.lost:
                 return f"{replica.id} is lost: {replica.why}"
@@ -200,6 +203,14 @@ class Healing:
 def _stands(cluster: Cluster) -> object:
     """Not the words: a node that goes on trying what can't be installed says so each time."""
     return {key: (each.state, each.generation, each.placements) for key, each in cluster.replicas.items()}
+
+
+def _goes_on_in_vain(cluster: Cluster, replica: Replica) -> bool:
+    """What the catalog says now fits nowhere, and what it ran by before never served either."""
+    ran, spec = replica.spec, cluster.catalog.model(replica.model)
+    if replica.state is not _R.FAILED or ran is None or spec is None or same_to_run(ran, spec):
+        return False
+    return any(BROKEN in profile.args for profile in ran.profiles)
 
 
 def _held_by_a_drain(cluster: Cluster, replica: Replica) -> bool:

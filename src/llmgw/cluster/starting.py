@@ -69,7 +69,7 @@ def specs_before(cluster: Cluster, replica: Replica) -> tuple[ModelSpec, ...]:
     if same_to_run(today, spec):
         return ()
     is_good = not any(is_bad(cluster, profile) for profile in ran.profiles)
-    return _distinct([ran, today] if is_good else [today])
+    return _in_turn(_distinct([ran, today] if is_good else [today]), replica)
 
 
 def _by_the_catalog(cluster: Cluster, spec: ModelSpec, replica: Replica, ready: ReadyOn) -> tuple[ModelSpec, ...]:
@@ -81,8 +81,13 @@ def _by_the_catalog(cluster: Cluster, spec: ModelSpec, replica: Replica, ready: 
     if not proved and ready.ran(replica.model, spares) and (not own or (own[0] is spec and replica.failures)):
         first = [spares]
     chosen = _distinct([spec, *own, spares] if proved else [*first, spec, spares])
-    turn = replica.failures // FAILURES_GIVEN_UP % len(chosen)
-    return (*chosen[turn:], *chosen[:turn])
+    return _in_turn(chosen, replica)
+
+
+def _in_turn(specs: Sequence[ModelSpec], replica: Replica) -> tuple[ModelSpec, ...]:
+    """Where it fails again and again, the next of them comes first."""
+    turn = replica.failures // FAILURES_GIVEN_UP % len(specs)
+    return (*specs[turn:], *specs[:turn])
 
 
 def builds_for_all(cluster: Cluster) -> tuple[EngineSpec, ...]:
