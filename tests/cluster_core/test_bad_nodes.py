@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.explain import why
 from llmgw.cluster.lifecycle import FORGIVEN_AFTER_S
 from llmgw.cluster.model import DesiredShard, MoveState, ReplicaState
+from llmgw.cluster.reconcile import next_wake_s
 
 from .building import engine, model, node, profile
 from .lab import Lab, on_fabric
@@ -169,6 +171,22 @@ def test_a_drain_remembers_where_replacements_failed_that_it_gave_up() -> None:
     lab.come_back()
     assert places(lab) == ["1", "4"]
     assert lab.is_drained("n1")
+
+
+def test_what_a_drain_remembered_is_forgotten_once_the_replacement_has_been_ready_for_long() -> None:
+    """As its own failures are: the node that was bad then is not held against it for ever."""
+    lab = emptied("n2", "n3")
+    lab.broken = bad("n2", "n3")
+    lab.drain("n1")
+    lab.until(lambda: lab.move("n1").state is MoveState.BLOCKED)
+    lab.broken = bad()
+    lab.until(lambda: lab.is_drained("n1"))
+    (new,) = lab.ready()
+    assert (new.failures, new.failed_on) == (0, {"n2": 3, "n3": 1})
+    wake_s = next_wake_s(replace(lab.state, nodes={}), lab.now)
+    assert wake_s == pytest.approx(lab.now.monotonic_s - lab.now.wall_s + new.since + FORGIVEN_AFTER_S)
+    places(lab, ticks=int(FORGIVEN_AFTER_S) + 5)
+    assert lab.ready()[0].failed_on == {}
 
 
 def test_a_drain_that_is_asked_for_again_plans_with_what_has_failed() -> None:

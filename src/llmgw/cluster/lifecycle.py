@@ -267,6 +267,12 @@ def blamed(replica: Replica) -> tuple[str, ...]:
     return tuple(node for node in nodes if failed_on.get(node, 0) * len(nodes) >= max(sum(failed_on.values()), 1))
 
 
+def unforgiven(replica: Replica) -> bool:
+    """True where it is ready, and failures are remembered that are forgotten once it has been so for long: its own, and
+    those of others that were to take over from the same replica before it."""
+    return replica.state is ReplicaState.READY and bool(replica.failures or replica.failed_on)
+
+
 def failed_elsewhere(replica: Replica, nodes: Iterable[str]) -> str:
     """Why it is tried on these nodes rather than where it was, in words; empty: nothing speaks against that."""
     here = frozenset(nodes)

@@ -21,6 +21,7 @@ from llmgw.cluster.lifecycle import (
     moved,
     observed,
     stop,
+    unforgiven,
 )
 from llmgw.cluster.model import EngineState, Exit, Node, NodeState, ObservedShard, Replica, ReplicaState, ShardState
 from llmgw.cluster.step import Step
@@ -49,7 +50,7 @@ def fold_all(step: Step) -> None:
 
 def _stays_ready(replica: Replica, nodes: Mapping[str, Node]) -> bool:
     """The quick answer for most replicas at most times: ready, and all is as it was. Written for speed."""
-    if replica.state is not ReplicaState.READY or replica.failures:
+    if replica.state is not ReplicaState.READY or replica.failures or replica.failed_on:
         return False
     for rank, placement in enumerate(replica.placements):
         node = nodes.get(placement.node)
@@ -173,7 +174,7 @@ def _advance(step: Step, replica: Replica, nodes: list[Node], shards: list[Obser
     state, why = progress(replica, nodes, shards)
     endpoint = shards[0].endpoint if shards[0] is not None and state is ReplicaState.READY else None
     changed = replace(_become(step, replica, state, why), endpoint=endpoint)
-    if state is ReplicaState.READY and changed.failures and step.now.wall_s >= changed.since + FORGIVEN_AFTER_S:
+    if unforgiven(changed) and step.now.wall_s >= changed.since + FORGIVEN_AFTER_S:
         changed = replace(changed, failures=0, failed_on={}, taken_port=0)
     step.put(changed)
 

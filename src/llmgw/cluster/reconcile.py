@@ -36,6 +36,7 @@ from llmgw.cluster.lifecycle import (
     stays_ready,
     suspect_at_s,
     told,
+    unforgiven,
 )
 from llmgw.cluster.model import Cluster, Instant, Node, NodeState, Replica, ReplicaState
 from llmgw.cluster.moves import retry_times_s
@@ -116,7 +117,7 @@ def next_wake_s(cluster: Cluster, now: Instant) -> float | None:
     times = [time_s for node in cluster.nodes.values() for time_s in _node_times(cluster, node, now)]
     draining = False
     for replica in cluster.replicas.values():
-        if replica.state is not ReplicaState.READY or replica.failures:
+        if replica.state is not ReplicaState.READY or replica.failures or replica.failed_on:
             draining = draining or replica.state is ReplicaState.DRAINING
             times += _replica_times(replica, now)
     if draining:
@@ -131,7 +132,7 @@ def _replica_times(replica: Replica, now: Instant) -> list[float]:
     times = []
     if replica.retry_at is not None and replica.retry_at > now.wall_s:
         times.append(replica.retry_at + ahead_s)
-    if replica.state is ReplicaState.READY and replica.failures:
+    if unforgiven(replica):
         times.append(replica.since + FORGIVEN_AFTER_S + ahead_s)
     if replica.state is ReplicaState.DRAINING:
         times.append(replica.drained_by_s)
