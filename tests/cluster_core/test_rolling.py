@@ -13,7 +13,7 @@ from llmgw.cluster.catalog import EngineSpec
 from llmgw.cluster.engines import roll_back
 from llmgw.cluster.explain import why
 from llmgw.cluster.model import DesiredShard, MoveState, Replica, ReplicaState, ShardState
-from llmgw.cluster.reconcile import apply, routes
+from llmgw.cluster.reconcile import apply, reconcile, routes
 
 from .building import engine, model, node, profile
 from .lab import Lab, on_fabric
@@ -437,6 +437,148 @@ def test_one_that_was_never_ready_goes_on_where_the_changed_catalog_fits_nowhere
     lab.slow = lambda shard: False
     lab.run()
     assert [(replica.id, replica.generation) for replica in lab.ready()] == [(first.id, 1)]
+
+
+def lose_and_return(lab: Lab) -> None:
+    lab.lose("n1", power=True)
+    lab.run()
+    lab.connect("n1")
+
+
+def remove(lab: Lab) -> None:
+    lab.add(node("n2", gpus=4))
+    lab.state = replace(lab.state, nodes={"n2": lab.state.nodes["n2"]})
+    # Not by `settle`, which takes it for a replica that was let go.
+    lab.state = apply(lab.state, reconcile(lab.state, lab.now))
+
+
+def empty_and_return(lab: Lab) -> None:
+    lab.drain("n1", force=True)
+    lab.run()
+    lab.undrain("n1")
+
+
+AWAY = [lose_and_return, remove, empty_and_return]
+
+
+@pytest.mark.parametrize("go_away", AWAY)
+def test_one_made_in_the_place_of_another_goes_on_as_that_one_did(go_away: Callable[[Lab], None]) -> None:
+    lab = serving(replicas=1)
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    go_away(lab)
+    lab.run()
+    (new,) = lab.ready()
+    assert (new.id != old.id, new.profile) == (True, OLD)
+    lab.edit(model("m", NEW))
+    lab.run()
+    assert contexts(lab) == [4096]
+
+
+def test_one_made_in_the_place_of_another_waits_and_takes_up_a_mended_catalog_at_once() -> None:
+    lab = serving(replicas=1)
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    lab.lose("n1", power=True)
+    lab.run()
+    lab.edit(model("m", NEW))
+    lab.connect("n1")
+    lab.run()
+    assert [(replica.profile, replica.generation) for replica in lab.ready()] == [(NEW, 1)]
+
+
+def test_one_made_in_the_place_of_several_nodes_goes_on_where_only_some_are_lost() -> None:
+    pair = profile(nodes=2, gpus_per_node=1, pipeline_parallel=2)
+    lab = Lab([on_fabric(name, "ib", gpus=1) for name in ("n1", "n2")], [model("m", pair)])
+    lab.run()
+    (old,) = lab.ready()
+    lab.edit(model("m", replace(pair, node_selector={"rack": "r21"})))
+    lab.run()
+    lab.lose("n2", power=True)
+    lab.run()
+    lab.connect("n2")
+    lab.run()
+    assert [(replica.id == old.id, replica.profile) for replica in lab.ready()] == [(False, pair)]
+
+
+def test_one_made_in_the_place_of_another_goes_by_the_changed_catalog_wherever_that_fits() -> None:
+    lab = serving(replicas=1)
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    lab.lose("n1", power=True)
+    lab.engines["n2"] = {}
+    lab.state = replace(lab.state, nodes={**lab.state.nodes, "n2": node("n2", gpus=1)})
+    lab.add(node("n3", gpus=1, labels={"rack": "r21"}))
+    lab.run()
+    assert [(nodes_of(replica), replica.profile) for replica in lab.ready()] == [(("n3",), MISTYPED)]
+
+
+def test_each_goes_on_as_one_that_was_lost() -> None:
+    lab = serving(replicas=2)
+    lab.edit(model("m", MISTYPED, replicas=2))
+    lab.run()
+    lose_and_return(lab)
+    lab.run()
+    assert [replica.profile for replica in lab.ready()] == [OLD, OLD]
+
+
+def test_what_is_wanted_besides_goes_by_the_catalog_alone() -> None:
+    lab = serving(replicas=1)
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    lab.add(node("n2", gpus=4))
+    lab.state = replace(lab.state, scale={"m": 2}, nodes={"n2": lab.state.nodes["n2"]})
+    lab.state = apply(lab.state, reconcile(lab.state, lab.now))
+    lab.run()
+    assert [(replica.state, replica.profile) for replica in lab.replicas()] == [
+        (ReplicaState.READY, OLD),
+        (ReplicaState.UNPLACED, None),
+    ]
+
+
+def test_one_made_in_the_place_of_another_keeps_to_its_version_of_the_engine() -> None:
+    """As that one would have: there is no room to try the other beside it."""
+    builds = [EngineSpec(name="sim", version=version) for version in ("1.0", "2.0")]
+    both = (engine("sim", version="1.0"), engine("sim", version="2.0"))
+    lab = Lab([node("n1", gpus=1, engines=both)], [model("m", OLD)], engines=builds[:1])
+    lab.run()
+    lab.edit(model("m", OLD), engines=builds[1:])
+    lab.run()
+    lose_and_return(lab)
+    lab.run()
+    assert [(r.number, r.profile) for r in lab.ready()] == [(2, replace(OLD, engine_version="1.0"))]
+
+
+def test_what_stops_for_a_roll_does_not_have_another_go_on_as_it_did() -> None:
+    """The place that the changed catalog needs is free a moment later, and there is another for what ran before."""
+    lab = Lab([node("n1", gpus=1, labels={"rack": "r21"})], [model("m", OLD)])
+    lab.slow = lambda shard: True
+    lab.until(lambda: lab.replicas()[0].state is ReplicaState.STARTING)
+    lab.add(node("n2", gpus=1))
+    lab.edit(model("m", MISTYPED))
+    lab.slow = lambda shard: False
+    lab.run()
+    assert [(nodes_of(replica), replica.number) for replica in lab.ready()] == [(("n1",), 2)]
+
+
+@pytest.mark.parametrize("go_away", AWAY)
+def test_a_roll_that_was_given_up_stays_so_for_one_made_in_the_place_of_another(
+    go_away: Callable[[Lab], None],
+) -> None:
+    lab = serving(replicas=1)
+    lab.broken = new_ones
+    lab.edit(model("m", NEW))
+    lab.run()
+    assert len(lab.told("roll.given-up")) == 1
+    go_away(lab)
+    lab.run()
+    assert contexts(lab) == [OLD.context]
+    assert [replica.failures for replica in lab.replicas()] == [0]
+    lab.broken = lambda shard: False
+    restart(lab)
+    lab.run()
+    assert contexts(lab) == [4096]
 
 
 @pytest.mark.parametrize("rolled_back", [False, True])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
-from llmgw.cluster.lifecycle import all_live, stands, start_draining, stop
+from llmgw.cluster.lifecycle import all_live, away, stands, start_draining, stop
 from llmgw.cluster.model import Cluster, Replica, ReplicaState
 from llmgw.cluster.naming import replica_id
 from llmgw.cluster.step import Step
@@ -56,10 +57,12 @@ def by_model(cluster: Cluster | Step) -> dict[str, list[Replica]]:
 def scale(step: Step) -> None:
     """Make the replicas that are missing, and have those leave that are too many."""
     replicas = by_model(step)
+    before: dict[str, list[Replica]] | None = None
     for model in sorted(replicas.keys() | {spec.name for spec in step.cluster.catalog.models}):
         surplus = len(counted(replicas.get(model, ()))) - wanted(step.cluster, model)
         if surplus < 0:
-            _make(step, model, -surplus, [replica.id for replica in replicas.get(model, ()) if replica.lost])
+            before = by_model(step.cluster) if before is None else before
+            _make(step, model, -surplus, before.get(model, ()), replicas.get(model, ()))
         while surplus > 0:
             for replica in _to_stop(step, model, surplus):
                 _leave(step, replica)
@@ -79,11 +82,31 @@ def _to_stop(step: Step, model: str, surplus: int) -> list[Replica]:
     return sorted(standing(step, model), key=missed)[:surplus]
 
 
-def _make(step: Step, model: str, number: int, lost: list[str]) -> None:
+def _make(step: Step, model: str, number: int, before: Sequence[Replica], now: Sequence[Replica]) -> None:
+    lost = [replica.id for replica in now if replica.lost]
     why = f"{count(wanted(step.cluster, model), 'replica')} of {model} wanted"
     why += f", and {', '.join(lost)} lost with the nodes they were on" if lost else ""
-    for _ in range(number):
-        step.put(new_replica(step, model, why))
+    taken = _taken_from_nodes(step, before, now)
+    for index in range(number):
+        new = new_replica(step, model, why)
+        if index < len(taken):
+            old = taken[index]
+            new = replace(new, spec=old.spec, profile=old.profile, not_rolled_to=old.not_rolled_to)
+        step.put(new)
+
+
+def _taken_from_nodes(step: Step, before: Sequence[Replica], now: Sequence[Replica]) -> list[Replica]:
+    """Of those ``before`` this step the ones that do not stand any more because of a node, lost or to be emptied; the
+    oldest first. Another in such a one's place goes on as it did: a changed catalog that fits nowhere, or was given up,
+    is no reason to leave it down."""
+    stay = {replica.id for replica in now if stands(replica)}
+    gone = [replica for replica in counted(before) if replica.id not in stay and _is_taken(step, replica)]
+    return sorted(gone, key=lambda replica: (replica.number, replica.id))
+
+
+def _is_taken(step: Step, replica: Replica) -> bool:
+    nodes = (placement.node for placement in replica.placements or replica.previous)
+    return any(node in step.drains or away(step.nodes.get(node)) for node in nodes)
 
 
 def new_replica(step: Step, model: str, why: str) -> Replica:

@@ -60,10 +60,11 @@ def specs_in_place(where: Cluster | Step, replica: Replica, ready: ReadyOn) -> t
 
 
 def specs_before(cluster: Cluster, replica: Replica) -> tuple[ModelSpec, ...]:
-    """What the replica ran by last, where the catalog says otherwise now by more than the version of an engine: on the
-    version that it ran on, unless that was rolled back from, and on the one in effect."""
+    """What the replica ran by last, or the one in whose place it was made, where the catalog says otherwise now by more
+    than the version of an engine: on the version that it ran on, unless that was rolled back from, and on the one in
+    effect."""
     spec, ran = cluster.catalog.model(replica.model), replica.spec
-    if spec is None or ran is None or not replica.generation:
+    if spec is None or ran is None:
         return ()
     today = on_versions_in_effect(cluster, ran)
     if same_to_run(today, spec):
