@@ -878,3 +878,120 @@ def test_a_node_that_is_removed_is_not_drained_any_more() -> None:
     lab.state = replace(lab.state, nodes=nodes)
     lab.settle()
     assert lab.state.drains == {}
+
+
+# -- a changed catalog that fits nowhere
+
+MISTYPED = replace(ONE, node_selector={"rack": "r21"})
+
+
+@pytest.mark.parametrize("options", [{}, {"force": True}, {"wait": True}])
+def test_what_serves_moves_as_it_is_where_the_changed_catalog_fits_nowhere(options: dict[str, object]) -> None:
+    lab = roomy()
+    (old,) = lab.ready()
+    lab.edit(model("m", MISTYPED))
+    lab.run()
+    planned = lab.drain("n1", **options)
+    assert (drains.refusal(planned), [move.targets for move in planned.moves]) == (None, [("n2",)])
+    lab.until(lambda: lab.is_drained("n1"))
+    (new,) = lab.ready()
+    assert (new.id != old.id, nodes_of(new), new.profile) == (True, ("n2",), ONE)
+    assert lab.state.drains["n1"].why.startswith("1 replica moved, 0 requests")
+
+
+def test_what_is_not_ready_moves_as_it_is_where_the_changed_catalog_fits_nowhere() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.slow = lambda shard: True
+    lab.until(lambda: lab.replicas()[0].state is ReplicaState.STARTING)
+    lab.edit(model("m", MISTYPED))
+    lab.add(node("n2", gpus=1))
+    planned = lab.drain("n1")
+    assert (drains.refusal(planned), [move.targets for move in planned.moves]) == (None, [("n2",)])
+    lab.slow = lambda shard: False
+    lab.until(lambda: lab.is_drained("n1"))
+    lab.run()
+    assert [(nodes_of(replica), replica.profile) for replica in lab.ready()] == [(("n2",), ONE)]
+
+
+def starting_beside() -> tuple[Lab, Replica]:
+    """A drain's replacement that is starting on n2."""
+    lab = roomy()
+    lab.slow = lambda shard: True
+    lab.drain("n1")
+    lab.until(lambda: lab.replicas()[-1].state is ReplicaState.STARTING)
+    return lab, lab.replicas()[-1]
+
+
+def test_a_change_that_fits_nowhere_does_not_stop_a_replacement_on_its_way() -> None:
+    lab, new = starting_beside()
+    lab.edit(model("m", MISTYPED))
+    lab.slow = lambda shard: False
+    lab.until(lambda: lab.is_drained("n1"))
+    assert [(replica.id, replica.generation) for replica in lab.ready()] == [(new.id, 1)]
+
+
+def test_a_replacement_on_its_way_that_fails_is_started_again_as_it_was() -> None:
+    lab, new = starting_beside()
+    lab.edit(model("m", MISTYPED))
+    lab.fail(new.id)
+    lab.slow = lambda shard: False
+    lab.until(lambda: lab.is_drained("n1"))
+    assert [(replica.id, replica.generation) for replica in lab.ready()] == [(new.id, 2)]
+
+
+def test_a_change_that_has_a_place_is_taken_along_by_a_replacement_on_its_way() -> None:
+    lab, new = starting_beside()
+    lab.edit(model("m", MISTYPED))
+    lab.tick()
+    assert new.id in lab.state.replicas
+    lab.edit(model("m", replace(ONE, context=4096)))
+    lab.slow = lambda shard: shard.profile.context != 4096
+    lab.until(lambda: lab.is_drained("n1"))
+    assert [(replica.number, replica.generation) for replica in lab.ready()] == [(new.number + 1, 1)]
+
+
+@pytest.mark.parametrize(("gpus", "context"), [(1, 4096), (2, None)])
+def test_a_change_that_has_a_place_only_where_the_replacement_is_takes_no_turns_with_it(
+    gpus: int, context: int | None
+) -> None:
+    """Where another could be started by the old catalog beside it, it goes on; else it makes room."""
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.run()
+    lab.add(node("n2", gpus=gpus))
+    lab.slow = lambda shard: True
+    lab.drain("n1")
+    lab.until(lambda: lab.replicas()[-1].state is ReplicaState.STARTING)
+    lab.edit(model("m", profile(gpus_per_node=gpus, context=4096)))
+    for _ in range(20):
+        lab.tick()
+    (new,) = (replica for replica in lab.replicas() if replica.replaces is not None)
+    assert new.profile is not None
+    assert (new.number, new.profile.context) == (3 if context else 2, context)
+
+
+def test_the_changed_catalog_goes_first_wherever_it_can_be_placed() -> None:
+    lab = Lab([node("n1", gpus=1)], [model("m", ONE)])
+    lab.run()
+    lab.edit(model("m", MISTYPED))
+    lab.engines["n2"] = {}
+    lab.state = replace(lab.state, nodes={**lab.state.nodes, "n2": node("n2", gpus=1)})
+    lab.state = replace(lab.state, nodes={**lab.state.nodes, "n3": node("n3", gpus=1, labels={"rack": "r21"})})
+    lab.engines["n3"] = {}
+    planned = lab.drain("n1")
+    assert [move.targets for move in planned.moves] == [("n3",)]
+    lab.until(lambda: lab.is_drained("n1"))
+    assert [(nodes_of(replica), replica.profile) for replica in lab.ready()] == [(("n3",), MISTYPED)]
+
+
+def test_a_roll_does_not_begin_what_a_drain_waits_with() -> None:
+    """What is started by the catalog from before is none of a roll's, and is not tried again at once."""
+    lab = roomy()
+    lab.edit(model("m", MISTYPED))
+    lab.broken = lambda shard: True
+    lab.drain("n1")
+    lab.until(lambda: lab.move("n1").state is MoveState.BLOCKED)
+    for _ in range(30):
+        lab.tick()
+        assert len([replica for replica in lab.replicas() if replica.state is not ReplicaState.STOPPING]) == 1
+    lab.broken = lambda shard: False
+    lab.until(lambda: lab.is_drained("n1"))

@@ -10,7 +10,7 @@ from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import LEAVING, has_served, judged
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
-from llmgw.cluster.starting import specs_elsewhere
+from llmgw.cluster.starting import specs_drained
 from llmgw.cluster.wording import count
 
 UNDER_WAY = (MoveState.STARTING, MoveState.SHIFTING, MoveState.FINISHING, MoveState.STOPPING)
@@ -132,7 +132,7 @@ def _reasons(stuck: Iterable[Move]) -> str:
 
 
 def _move(cluster: Cluster, planner: Planner, drain: Drain, replica: Replica, move: Move) -> Move:
-    specs = specs_elsewhere(cluster, replica)
+    specs = specs_drained(cluster, replica)
     beside = replacement(cluster, replica)
     if replica.state in LEAVING or not specs:
         planner.release(replica)

@@ -23,7 +23,7 @@ from llmgw.cluster.model import (
 )
 from llmgw.cluster.placement import Before
 from llmgw.cluster.quiet import still_sending
-from llmgw.cluster.starting import specs_elsewhere
+from llmgw.cluster.starting import specs_drained
 from llmgw.cluster.step import Step
 from llmgw.cluster.wording import clock, count
 
@@ -175,7 +175,7 @@ def _begun(turn: Round, drain: Drain) -> Drain:
 def _begin(turn: Round, drain: Drain, old: Replica, move: Move) -> Move:
     step, now = turn.step, turn.step.now
     reason = f"{drain.node} is being drained"
-    specs = specs_elsewhere(step.cluster, old)
+    specs = specs_drained(step.cluster, old)
     if not specs or not has_served(old):
         start_draining(step, old, reason)
         return _become(move, MoveState.STOPPING, reason, now)

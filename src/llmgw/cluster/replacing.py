@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmgw.cluster.beside import Round, nodes_of, original
+from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.differing import differs
 from llmgw.cluster.drain import may_stop_first
 from llmgw.cluster.lifecycle import (
@@ -21,7 +22,7 @@ from llmgw.cluster.model import Drain, DrainState, Replica, ReplicaState
 from llmgw.cluster.moves import carry_on
 from llmgw.cluster.placement import Before, Planner
 from llmgw.cluster.rolling import give_up, reason, roll
-from llmgw.cluster.starting import specs_beside
+from llmgw.cluster.starting import specs_beside, specs_elsewhere
 from llmgw.cluster.step import Step
 
 
@@ -87,8 +88,7 @@ def _not_needed(turn: Round, new: Replica, old: Replica, drains: list[Drain]) ->
     step = turn.step
     if not _why_goes(step, old, drains):
         return f"{old.id} need not be replaced any more"
-    specs = specs_beside(step, old)
-    if specs and all(differs(step.nodes, spec, new) for spec in specs):
+    if _is_outdated(step, new, old):
         return "the catalog has changed again since it was started"
     if new.state is ReplicaState.READY:
         return ""
@@ -104,6 +104,28 @@ def _not_needed(turn: Round, new: Replica, old: Replica, drains: list[Drain]) ->
     if new.state is ReplicaState.UNPLACED and new.story:
         return f"there is no room for it beside {old.id} any more: {new.why}"
     return ""
+
+
+def _is_outdated(step: Step, new: Replica, old: Replica) -> bool:
+    """True where it was started from something else than another would be now."""
+
+    def other_than(specs: tuple[ModelSpec, ...]) -> bool:
+        return bool(specs) and all(differs(step.nodes, spec, new) for spec in specs)
+
+    if other_than(specs_beside(step, old)):
+        return True
+    # By what the original runs by, which is for where there is no place for what the catalog says.
+    today = specs_elsewhere(step.cluster, old)
+    if not _drains_of(step, old) or not other_than(today):
+        return False
+    planner = Planner(step.snapshot())
+    if planner.find_first(today) is not None:
+        return True
+    # Not where another could be started like it before it has made room: they would take turns for ever.
+    if planner.find_first(specs_beside(step, old)) is not None:
+        return False
+    planner.release(new)
+    return planner.find_first(today) is not None
 
 
 def _rolled_before(turn: Round, new: Replica) -> Replica | None:

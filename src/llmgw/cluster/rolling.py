@@ -26,7 +26,7 @@ from llmgw.cluster.lifecycle import (
 )
 from llmgw.cluster.model import Cluster, Instant, Replica, ReplicaState
 from llmgw.cluster.placement import Planner
-from llmgw.cluster.starting import gave_up_on, specs_beside, specs_elsewhere
+from llmgw.cluster.starting import gave_up_on, specs_elsewhere, specs_rolled
 from llmgw.cluster.step import Step
 
 GIVEN_UP = "not rolled over: "
@@ -154,7 +154,7 @@ def held_by(cluster: Cluster, replica: Replica) -> str:
     unready = _rolled_and_unready(cluster, others)
     if unready is not None and _is_rolled_out(cluster, replica):
         return f"its turn comes when {unready.id}, which follows the catalog already, is ready"
-    specs = specs_beside(cluster, replica)
+    specs = specs_rolled(cluster, replica)
     planner = Planner(cluster)
     if not specs or planner.find_first(specs) is not None:
         return "a replacement is made next"
@@ -209,14 +209,14 @@ def _replace_one(turn: Round, model: str, serving: list[Replica]) -> None:
     for replica in serving:
         if bad is not None and _is_rolled_out(step.cluster, replica):
             continue
-        for spec in specs_beside(step, replica):
+        for spec in specs_rolled(step, replica):
             if spec not in no_room and turn.make(spec, replica, reason(step.cluster, replica)) is not None:
                 return
             no_room.append(spec)
     for replica in serving:
         if not replica.may_stop_first or not _alone_is_missed(step, replica, others):
             continue
-        if turn.has_room_without(replica, specs_beside(step, replica)):
+        if turn.has_room_without(replica, specs_rolled(step, replica)):
             start_draining(step, replica, f"{reason(step.cluster, replica)}; it may stop before there is another")
             return
 

@@ -35,11 +35,24 @@ def specs_elsewhere(cluster: Cluster, replica: Replica) -> tuple[ModelSpec, ...]
     return _distinct([spec, *_on_own(cluster, spec, replica), on_spares(cluster, spec)])
 
 
-def specs_beside(where: Cluster | Step, replica: Replica) -> tuple[ModelSpec, ...]:
-    """From what a replacement of the replica may be started, the best first."""
+def specs_drained(cluster: Cluster, replica: Replica) -> tuple[ModelSpec, ...]:
+    """The same of one that leaves a node that is drained: last, by what it runs by. A change that fits nowhere must not
+    keep it there, nor stop it."""
+    return _distinct([*specs_elsewhere(cluster, replica), *specs_before(cluster, replica)])
+
+
+def specs_rolled(where: Cluster | Step, replica: Replica) -> tuple[ModelSpec, ...]:
+    """From what a replacement may be started of one that is rolled over, the best first."""
     cluster = where.cluster if isinstance(where, Step) else where
     specs = specs_elsewhere(cluster, replica)
     return specs if replica.restart or _is_drained(where, replica) else specs[:1]
+
+
+def specs_beside(where: Cluster | Step, replica: Replica) -> tuple[ModelSpec, ...]:
+    """From what a replacement of the replica may be started, for whichever reason it goes; the best first."""
+    if _is_drained(where, replica):
+        return specs_drained(where.cluster if isinstance(where, Step) else where, replica)
+    return specs_rolled(where, replica)
 
 
 def specs_in_place(where: Cluster | Step, replica: Replica, ready: ReadyOn) -> tuple[ModelSpec, ...]:
