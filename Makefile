@@ -18,8 +18,8 @@ UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/py
 up: .venv/runtime
 	@exec $(BIN)/llmgw up $(ARGS)
 
-# Most tests wait: three of them share two cores well.
-WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+# Most tests wait: four of them share two cores well.
+WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 
 test: check
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
