@@ -11,12 +11,14 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.exploring import TIMES
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell that is not interactive: programs under test would never hear a Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes is the machine's to say.
-settings.register_profile("llmgw", deadline=None)
+settings.register_profile("llmgw", deadline=None, derandomize=TIMES == 0)
 settings.load_profile("llmgw")
 
 ALLOWED = Path(__file__).with_name("allowed-skips.txt")

@@ -9,7 +9,7 @@ import pytest
 from llmgw.cluster.actions import Note, PutBrake
 from llmgw.cluster.brake import RECENT_S
 from llmgw.cluster.model import Cluster, Instant, NodeState, ReplicaState
-from llmgw.cluster.reconcile import next_wake_s, reconcile
+from llmgw.cluster.reconcile import apply, next_wake_s, reconcile
 
 from .building import NOW, cluster, heard, later, model, node, ready, settled, with_node
 from .lab import Lab
@@ -182,6 +182,22 @@ def test_drained_nodes_that_are_switched_off_count_for_nothing() -> None:
     lab.lose(serves)
     assert lab.state.brake is None, "what really dies meanwhile is judged as ever"
     assert lab.state.nodes[serves].state is NodeState.LOST
+
+
+def test_a_silent_node_counts_from_the_moment_at_which_its_drain_is_taken_back() -> None:
+    lab = Lab([node(f"n{number}") for number in range(1, 4)], [model("m", replicas=1)])
+    lab.run()
+    empty, *others = sorted(lab.state.nodes, key=lambda name: len(lab.on(name)))
+    lab.drain(empty)
+    lab.run()
+    assert lab.is_drained(empty)
+    # Silent for long enough to be lost, and judged all at once, as by a control plane that was stopped meanwhile.
+    state = replace(silent(lab.state, empty, others[0], since_s=lab.now.monotonic_s - 31), drains={})
+    first = reconcile(state, lab.now)
+    assert [action.brake is not None for action in first if isinstance(action, PutBrake)] == [True]
+    after = apply(state, first)
+    assert reconcile(after, lab.now) == ()
+    assert [after.nodes[name].state for name in (empty, others[0])] == [NodeState.SUSPECT, NodeState.SUSPECT]
 
 
 def test_a_brake_is_told_as_one_action() -> None:

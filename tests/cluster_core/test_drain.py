@@ -302,6 +302,22 @@ def test_a_node_that_is_drained_and_falls_silent_is_used_last_until_it_answers_a
     assert lab.told("node.draining")[-1] == "node n1, which is draining, answers again"
 
 
+def test_a_node_that_does_not_answer_is_not_drained_before_it_has_said_what_it_runs() -> None:
+    lab = Lab([node("n1", gpus=1), node("n2", gpus=1)], [model("m", ONE)])
+    lab.run()
+    (empty,) = (name for name in lab.state.nodes if not lab.on(name))
+    lab.mute(empty)
+    lab.tick(16.0)
+    lab.drain(empty)
+    drain = lab.state.drains[empty]
+    assert (drain.state, lab.is_drained(empty)) == (DrainState.MOVING, False)
+    assert f"{empty} does not answer: whether it still runs anything is not known" in drain.why
+    lab.hear(empty)
+    lab.tick()
+    assert lab.is_drained(empty)
+    assert lab.state.drains[empty].state is DrainState.DONE
+
+
 def test_a_node_that_is_silent_when_it_need_not_be_emptied_any_more_is_suspect() -> None:
     lab = full()
     lab.drain("n1", wait=True)

@@ -146,6 +146,20 @@ def test_one_that_returns_is_taken_up_where_nobody_hears_the_one_in_its_place(he
     assert (only(state).id, only(state).state) == (only(before).id, ReplicaState.READY)
 
 
+def test_what_was_asked_of_a_lost_node_is_not_taken_back_on_a_stream_that_is_still_open() -> None:
+    before = settled(cluster([node("n1", memory_gib=32), node("n2")], [model()]))
+    asked = desired(before, "n1")
+    assert len(asked) == 1
+    assert before.nodes["n1"].shards == (), "what it has started, it has not said yet"
+    # Nothing is heard of it any more, and what is sent to it may arrive.
+    state = settled(with_node(heard(before, later(31)), "n1", heard_at_s=NOW.monotonic_s), later(31))
+    assert state.nodes["n1"].state is NodeState.LOST
+    assert state.replicas[only(before).id].lost
+    assert desired(state, "n1") == asked
+    state = settled(with_node(state, "n1", session=2, heard_at_s=NOW.monotonic_s + 40), later(40))
+    assert desired(state, "n1") == (), "it is back without"
+
+
 def test_of_several_that_return_only_those_still_missed_are_taken_up() -> None:
     nodes = [node("n1", gpus=2), node("n2", gpus=2), node("n3", gpus=1), node("n4"), node("n5")]
     before = ready(cluster(nodes, [model("m", profile(gpus_per_node=1), replicas=3)]))
@@ -278,3 +292,25 @@ def test_a_replacement_lost_in_turn_is_replaced_and_the_first_of_them_to_return_
     assert (only(state).id, only(state).state) == (only(before).id, ReplicaState.READY)
     assert state.replicas[second.id].lost
     assert third.id not in state.replicas or state.replicas[third.id].state is ReplicaState.STOPPING
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_one_that_is_taken_up_decides_on_others_in_the_same_moment(whole: int) -> None:
+    """Two were lost, one in the other's place. One comes back with a node of the other's."""
+    nodes = [node(f"n{number}", gpus=1, fabrics=("ib",), address=f"10.0.0.{number}") for number in range(1, 10)]
+    before = ready(cluster(nodes, [model("m", profile(nodes=2, gpus_per_node=1))]))
+    first = only(before)
+    state = settled(reported(lost(before, *(at.node for at in first.placements)), S.READY), later(35))
+    second = only(state)
+    now = later(70)
+    state = heard(state, now)
+    for placement in second.placements:
+        state = with_node(state, placement.node, session=None, heard_at_s=NOW.monotonic_s + 35)
+    state = settled(state, now)
+    assert {first.id, second.id} == {replica.id for replica in state.replicas.values() if replica.lost}
+    kept, half = ((first, second), (second, first))[whole]
+    for name in (half.placements[0].node, *(at.node for at in kept.placements)):
+        state = back(state, name, seconds=75)
+    state = at(state, 75)
+    assert state.replicas[kept.id].state is ReplicaState.READY
+    assert half.id not in state.replicas or state.replicas[half.id].state is ReplicaState.STOPPING

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from llmgw.cluster import drain
 from llmgw.cluster.catalog import Catalog, ModelSpec
 from llmgw.cluster.model import EngineState, Exit, ReplicaState, ShardState
+from tests.exploring import examples
 
 from .building import engine, gpu, inventory, model, profile
 from .world import Machine, Process, World
@@ -352,7 +353,7 @@ class Anything(RuleBasedStateMachine):
 
 TestAnything = Anything.TestCase
 TestAnything.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -151,15 +151,34 @@ WAITING = Drain(node="n2", since=0.0, state=DrainState.WAITING, wait=True)
 """There is no other place for what has a rank there, so it stays."""
 
 
-def test_prepared_ranks_are_not_started_on_a_node_that_is_to_be_emptied() -> None:
-    state = replace(settled(reported(settled(lab()), S.PREPARING)), drains={"n2": WAITING})
-    state = settled(reported(state, S.PREPARING, prepared=True))
-    assert (only(state).state, only(state).why) == (
-        ReplicaState.PREPARING,
-        "all 2 ranks are prepared; not started, as n2 is to be emptied",
-    )
-    assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [False, False]
+def held(*names: str) -> Cluster:
+    """A replica whose ranks on n1 and n2 are prepared, in the moment in which n2 is to be emptied, and waits for it."""
+    state = replace(settled(reported(settled(lab(*names)), S.PREPARING)), drains={"n2": WAITING})
+    return reported(state, S.PREPARING, prepared=True)
+
+
+def test_prepared_ranks_are_made_elsewhere_where_a_node_of_theirs_is_to_be_emptied() -> None:
+    before = held("n1", "n2", "n3")
+    state = settled(before)
+    (new,) = (replica for replica in state.replicas.values() if replica.id != only(before).id)
+    assert [placement.node for placement in new.placements] == ["n1", "n3"]
+    assert state.replicas[only(before).id].state is ReplicaState.STOPPING
+    assert {shard.id for name in state.nodes for shard in desired(state, name)} == {new.shard_id(0), new.shard_id(1)}
+
+
+def test_where_there_is_no_other_place_for_them_that_is_said_until_the_node_takes_them_again() -> None:
+    state = settled(reported(settled(held()), S.STOPPED))
+    assert (only(state).state, only(state).placements) == (ReplicaState.UNPLACED, ())
+    assert "n2 is draining" in only(state).why
     state = settled(replace(state, drains={}))
+    assert [placement.node for placement in only(state).placements] == ["n1", "n2"]
+
+
+def test_prepared_ranks_are_not_started_while_a_node_that_is_to_be_emptied_is_not_connected() -> None:
+    state = settled(with_node(held(), "n2", session=None))
+    assert only(state).state is ReplicaState.PREPARING
+    assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [False, False]
+    state = settled(with_node(replace(state, drains={}), "n2", session=1))
     assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [True, True]
 
 

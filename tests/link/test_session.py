@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from llmgw.link.messages import Heartbeat, Hello, LogLines, Observed, RoutesAck, TrafficReport
 from llmgw.link.session import Admitted, Presented, Refusal, Registry, Session
 from llmgw.pki.certificate import PeerIdentity
+from tests.exploring import examples
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -292,4 +293,4 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSessions.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from llmgw.store.base import Change, Saved, Store, StoreError
 from llmgw.store.memory import MemoryStore
 from llmgw.store.sqlite import SqliteStore
+from tests.exploring import examples
 
 from .leading import lead
 from .samples import certificate, drain, engine, event, key, node, replica, token
@@ -169,4 +170,4 @@ class SqliteAgainstMemory(RuleBasedStateMachine):
 
 
 TestSqliteAgainstMemory = SqliteAgainstMemory.TestCase
-TestSqliteAgainstMemory.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestSqliteAgainstMemory.settings = settings(max_examples=examples(15), stateful_step_count=20, deadline=None)

@@ -57,10 +57,8 @@ def _counts(cluster: Cluster, node: Node, now: Instant) -> bool:
 
 def _is_emptied(cluster: Cluster, node: Node) -> bool:
     """True where it was drained, and may have been switched off as well."""
-    if node.state is not NodeState.LOST:
-        return node.state is NodeState.DRAINED
     drain = cluster.drains.get(node.id)
-    return drain is not None and drain.state is DrainState.DONE and drain.since < node.since
+    return drain is not None and drain.state is DrainState.DONE
 
 
 def _words(silent: tuple[str, ...], counted: int) -> str:

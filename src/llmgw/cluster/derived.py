@@ -62,8 +62,14 @@ def _should_run(node: Node, replica: Replica, rank: int) -> bool:
         # What the node has not taken up yet is not asked of it before it has said which engines it has, nor any more
         # once it is to be emptied.
         return shard is not None or (node.probed and node.state not in EMPTIED)
-    # A lost node that has just come back keeps what it still runs, until it is known whether that is taken up again.
-    return replica.lost and shard is not None and shard.state not in ENDED and shard.state is not ShardState.STOPPING
+    if not replica.lost:
+        return False
+    if shard is None:
+        # It may have started what it was asked for without having said so yet. Told otherwise on a stream that is still
+        # open, it would stop that before it is known whether it is taken up again.
+        return node.state is NodeState.LOST
+    # A lost node that has just come back keeps what it still runs, for the same reason.
+    return shard.state not in ENDED and shard.state is not ShardState.STOPPING
 
 
 def _desired_shard(cluster: Cluster, replica: Replica, rank: int) -> DesiredShard:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmgw.cluster.beside import Round, nodes_of
 from llmgw.cluster.drain import UNDER_WAY, blocked, lost_words, may_stop_first, planned, to_move, waiting_words
-from llmgw.cluster.lifecycle import ENDED, RUNNING, has_served, observed, start_draining
+from llmgw.cluster.lifecycle import ENDED, RUNNING, has_served, is_heard, observed, start_draining
 from llmgw.cluster.model import (
     Cluster,
     Drain,
@@ -66,12 +66,16 @@ def _waits_to_retry(move: Move, now: Instant) -> bool:
 
 def _take_back(step: Step, node: Node) -> None:
     """What was placed on the node and not taken up by it, or forgotten before it was started, is not begun there any
-    more: it is made elsewhere."""
+    more: it is made elsewhere. So is one of several ranks that were not told to start: they would be held there for as
+    long as the drain waits, and whatever waits for them with it."""
     for replica in to_move(step.replicas.values(), node.id):
-        if replica.state in RUNNING and node.session is not None and not has_served(replica):
-            ranks = (rank for rank, placement in enumerate(replica.placements) if placement.node == node.id)
-            if any(observed(node, replica, rank) is None for rank in ranks):
-                start_draining(step, replica, f"{node.id} is to be drained, and has not begun with it")
+        if replica.state not in RUNNING or node.session is None or has_served(replica):
+            continue
+        ranks = (rank for rank, placement in enumerate(replica.placements) if placement.node == node.id)
+        if any(observed(node, replica, rank) is None for rank in ranks):
+            start_draining(step, replica, f"{node.id} is to be drained, and has not begun with it")
+        elif len(replica.placements) > 1 and replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING):
+            start_draining(step, replica, f"{node.id} is to be drained, and its ranks were not started yet")
 
 
 # -- following what goes on
@@ -205,8 +209,9 @@ def _settled(step: Step, node: Node, drain: Drain) -> Drain:
     if drain.state is DrainState.WAITING:
         return replace(drain, why=waiting_words(stuck))
     moved = sum(move.state is MoveState.MOVED for move in drain.moves)
-    # What is done may be switched off, and is lost then; what a lost node runs is not known.
-    empty = drain.state is DrainState.DONE if node.state is NodeState.LOST else _is_empty(step, node)
+    # What runs on a node that is not heard is not known, unless it was drained before: such a one may be switched off.
+    is_known = is_heard(step.cluster, node, step.now) and node.state is not NodeState.LOST
+    empty = _is_empty(step, node) if is_known else drain.state is DrainState.DONE
     if empty and moved == len(drain.moves):
         return replace(drain, state=DrainState.DONE, why=report(drain))
     of_all = f"{moved} of {count(len(drain.moves), 'replica')} moved"
@@ -220,6 +225,8 @@ def _settled(step: Step, node: Node, drain: Drain) -> Drain:
             f"; {node.id} is lost since {clock(node.since)}: it is drained once it is back, or "
             f"`llmgw ctl node remove {node.id}` forgets it"
         )
+    elif not is_known:
+        words += f"; {node.id} does not answer: whether it still runs anything is not known"
     elif moved == len(drain.moves) and (runs := _runs(node)):
         words += f"; {node.id} still runs {', '.join(runs)}"
     return replace(drain, state=DrainState.MOVING, why=words)

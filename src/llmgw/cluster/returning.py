@@ -21,11 +21,18 @@ REMEMBERED_S = 86_400.0
 
 
 def decide_on_lost(step: Step) -> None:
-    """Decide, one after another, on each lost replica on which something can be decided."""
-    lost = [replica for replica in step.replicas.values() if replica.lost]
+    """Decide, one after another, on each lost replica on which something can be decided: again while that decides on
+    others, for which one that is taken up may stand in."""
+    lost = [key for key, replica in step.replicas.items() if replica.lost]
     models = by_model(step) if lost else {}
-    for replica in lost:
-        _decide(step, replica, [other.id for other in models[replica.model]])
+    while lost:
+        for key in lost:
+            replica = step.replicas[key]
+            _decide(step, replica, [other.id for other in models[replica.model]])
+        still = [key for key in lost if key in step.replicas and step.replicas[key].lost]
+        if len(still) == len(lost):
+            return
+        lost = still
 
 
 def forgotten_at(replica: Replica) -> float:
