@@ -318,6 +318,25 @@ def test_a_node_that_does_not_answer_is_not_drained_before_it_has_said_what_it_r
     assert lab.state.drains[empty].state is DrainState.DONE
 
 
+def test_a_replacement_is_dropped_in_the_moment_in_which_a_drain_of_its_own_node_begins() -> None:
+    both = [on_fabric("n1", "ib", gpus=1), on_fabric("n2", "ib", gpus=2)]
+    lab = Lab(both, [model("m", profile(nodes=2, gpus_per_node=1))])
+    lab.run()
+    (old,) = lab.ready()
+    lab.add(on_fabric("n3", "ib", gpus=1))
+    lab.run()
+    lab.drain("n1", wait=True)
+    (new,) = (replica for replica in lab.replicas() if replica.id != old.id)
+    assert nodes_of(new) == ("n2", "n3")
+    lab.restart_control()
+    # No agent is back, so that nothing can be said of what n2 has begun with.
+    lab.drain("n2", wait=True)
+    assert new.id not in lab.state.replicas or lab.state.replicas[new.id].state is ReplicaState.STOPPING
+    lab.come_back()
+    lab.run()
+    assert [replica.id for replica in lab.ready()] == [old.id], "all serve on"
+
+
 def test_a_node_that_is_silent_when_it_need_not_be_emptied_any_more_is_suspect() -> None:
     lab = full()
     lab.drain("n1", wait=True)

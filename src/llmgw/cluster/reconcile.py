@@ -68,16 +68,16 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
 
 
 def _replicas(step: Step) -> None:
-    """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once, or while what
-    was said of a node in a refusal is no longer so."""
+    """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once, while a drain
+    that begins changes what goes where, or while what was said of a node in a refusal is no longer so."""
     for _ in range(_ROUNDS):
-        replicas, nodes = dict(step.replicas), dict(step.nodes)
+        replicas, nodes, drains = dict(step.replicas), dict(step.nodes), dict(step.drains)
         replaces = replace_outgoing(step)
         scale(step)
         let_go(step)
         _place(step)
         _settle_drained(step)
-        if step.nodes == nodes and (not replaces or step.replicas == replicas):
+        if step.nodes == nodes and step.drains == drains and (not replaces or step.replicas == replicas):
             return
 
 
