@@ -25,6 +25,8 @@ from llmgw.process.identity import Identity, send_signal
 HERE = Path(__file__).parent
 CLUSTER = "bench"
 MODEL = "bench-sim"
+IDLE = f"  - {{name: {MODEL}, replicas: 0, profiles: [{{engine: sim, memory: 32MiB}}]}}\n"
+"""Models as in the server's file: one that nobody wants yet."""
 
 
 def make_pki(directory: Path, agents: int) -> None:
@@ -51,36 +53,37 @@ def free_ports(*names: str) -> dict[str, int]:
 
 
 class Server:
-    """A control plane with an empty store of its own, answering; its gateway is moved to the other core."""
+    """A control plane with an empty store, answering. ``cores``: the first is its own, the other its gateway's."""
 
-    def __init__(self, pki: Path, *, core: int, others_core: int) -> None:
+    def __init__(self, pki: Path, *, cores: tuple[int, int] | None = None, models: str = IDLE) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="llmgw-bench-"))
         self.ports = free_ports("gateway", "admin", "agents", "metrics")
         self._log = (self.root / "server.log").open("wb")
         self._popen: subprocess.Popen[bytes] | None = None
-        self._pki = pki
-        self._core = core
-        self._others_core = others_core
+        self.pki = pki
+        self._cores = cores
+        self._models = models
 
     def start(self, argv: tuple[str, ...] = (sys.executable, "-m", "llmgw")) -> None:
         config = self.root / "server.yaml"
         config.write_text(self._config())
-        core = self._core
+        cores = self._cores
         self._popen = subprocess.Popen(
             [*argv, "server", "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=cores and (lambda: os.sched_setaffinity(0, {cores[0]})),
         )
         deadline = time.monotonic() + 60
         while not self._settled():
             if self._popen.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the control plane does not come up:\n{self.log()}")
             time.sleep(0.1)
-        for identity in self._gateway():
-            pin(identity.pid, self._others_core)
+        if cores is not None:
+            for identity in self._outliving():
+                pin(identity.pid, cores[1])
 
     @property
     def pid(self) -> int:
@@ -106,7 +109,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._popen.kill()
                 self._popen.wait()
-        for identity in self._gateway():
+        for identity in self._outliving():
             send_signal(identity, signal.SIGKILL)
         self._log.close()
         if not keep:
@@ -119,10 +122,10 @@ class Server:
         except (AdminError, OSError):
             return False
 
-    def _gateway(self) -> list[Identity]:
-        """The gateway that the control plane keeps beside it, and the reaper that watches that."""
+    def _outliving(self) -> list[Identity]:
+        """The gateway that the control plane keeps beside it, engines if there are any, and each one's reaper."""
         found = []
-        for record in (self.root / "state" / "gateway-process").glob("*/record.json"):
+        for record in self.root.rglob("record.json"):
             told = json.loads(record.read_text())
             found += [Identity.from_json(told[who]) for who in ("reaper", "program")]
         return found
@@ -132,9 +135,8 @@ class Server:
         return (
             f"cluster: {CLUSTER}\nlisten:\n{listen}"
             f'advertise: ["https://127.0.0.1:{self.ports["agents"]}"]\n'
-            f"tls: {{ca: {self._pki}/ca.pem, cert: {self._pki}/server.pem, key: {self._pki}/server-key.pem}}\n"
-            f"store: sqlite:///{self.root}/state/llmgw.db\nengines: {{}}\n"
-            f"models:\n  - name: {MODEL}\n    replicas: 0\n    profiles:\n      - {{engine: sim, memory: 32MiB}}\n"
+            f"tls: {{ca: {self.pki}/ca.pem, cert: {self.pki}/server.pem, key: {self.pki}/server-key.pem}}\n"
+            f"store: sqlite:///{self.root}/state/llmgw.db\nengines: {{}}\nmodels:\n{self._models}"
         )
 
 

@@ -1,11 +1,16 @@
-"""What the kernel says about a process, and percentiles."""
+"""What the kernel says about a process and the machine, and percentiles."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
+import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+
+from llmgw.version import VERSION
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -46,3 +51,29 @@ def percentile(values: Iterable[float], percent: float) -> float:
     if not ordered:
         return math.nan
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def machine() -> str:
+    """Where and when this is measured, and how busy the machine is with other things."""
+    model = next(
+        (
+            text.partition(":")[2].strip()
+            for text in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in text
+        ),
+        platform.machine(),
+    )
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    load = " ".join(f"{average:.1f}" for average in os.getloadavg())
+    return (
+        f"{when}, {model}, {os.cpu_count()} cores, load average {load}, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, llmgw v{VERSION}."
+    )
+
+
+def choose_cores() -> tuple[int, int]:
+    """For the control plane, and for everything else."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        print("only one core may be used: the agents' work counts against the control plane", file=sys.stderr)
+    return cores[0], cores[-1]

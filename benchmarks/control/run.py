@@ -11,21 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from processes import MODEL, Crowd, Server, make_pki, quick_directory
-from readings import core_busy_s, cpu_s, percentile, resident_bytes
+from readings import choose_cores, core_busy_s, cpu_s, machine, percentile, resident_bytes
 
 from llmgw.client import AdminClient
-from llmgw.version import VERSION
 
 POLL_S = 0.1
 NODES_CALLS = 20
@@ -65,7 +62,7 @@ class Row:
 
 def measure(agents: int, pki: Path, options: argparse.Namespace, cores: tuple[int, int]) -> Row:
     row = Row(agents)
-    server = Server(pki, core=cores[0], others_core=cores[1])
+    server = Server(pki, cores=cores)
     crowd: Crowd | None = None
     try:
         server.start()
@@ -177,32 +174,6 @@ def allow_files(agents: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         sys.exit(f"{agents} agents need {needed} open files, and the hard limit is {hard}: raise it (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def machine() -> str:
-    """Where and when this is measured, and how busy the machine is with other things."""
-    model = next(
-        (
-            text.partition(":")[2].strip()
-            for text in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in text
-        ),
-        platform.machine(),
-    )
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    load = " ".join(f"{average:.1f}" for average in os.getloadavg())
-    return (
-        f"{when}, {model}, {os.cpu_count()} cores, load average {load}, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, llmgw v{VERSION}."
-    )
-
-
-def choose_cores() -> tuple[int, int]:
-    """For the control plane, and for everything else."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        print("only one core may be used: the agents' work counts against the control plane", file=sys.stderr)
-    return cores[0], cores[-1]
 
 
 def main() -> None:
