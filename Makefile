@@ -90,9 +90,7 @@ lock-release: .venv/release
 	$(BIN)/python -m deploy.release lock
 
 bench: .venv/dev
-	$(BIN)/python benchmarks/gateway/run.py $(ARGS)
-	$(BIN)/python benchmarks/control/run.py $(ARGS)
-	$(BIN)/python benchmarks/install/run.py $(ARGS)
+	for each in gateway control promises plan install; do $(BIN)/python benchmarks/$$each/run.py || exit 1; done
 
 lock: .venv/bootstrap
 	$(BIN)/uv pip compile $(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
