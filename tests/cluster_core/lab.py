@@ -113,6 +113,8 @@ class Lab:
         """Shards whose port is something else's."""
         self.slow: Callable[[DesiredShard], bool] = lambda shard: False
         """Shards whose engine goes on loading."""
+        self.fetching: Callable[[DesiredShard], bool] = lambda shard: False
+        """Shards whose weights are not there yet."""
         self.notes: list[Note] = []
         self.settle()
 
@@ -355,7 +357,8 @@ class Lab:
         return engine.state is not before
 
     def _report(self, name: str) -> None:
-        shards = tuple(_seen(engine) for _, engine in sorted(self.engines[name].items()))
+        seen = [(_seen(engine), engine.asked) for _, engine in sorted(self.engines[name].items())]
+        shards = tuple(replace(shard, prepared=shard.prepared and not self.fetching(asked)) for shard, asked in seen)
         self._node(name, shards=shards)
 
     def _node(self, name: str, **changes: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmgw.cluster import drain as drains
+from llmgw.cluster import rolling
 from llmgw.cluster.beside import nodes_of
 from llmgw.cluster.explain import why
 from llmgw.cluster.model import DrainState, MoveState, NodeState, Replica, ReplicaState, ShardState
@@ -319,22 +320,48 @@ def test_a_node_that_does_not_answer_is_not_drained_before_it_has_said_what_it_r
 
 
 def test_a_replacement_is_dropped_in_the_moment_in_which_a_drain_of_its_own_node_begins() -> None:
-    both = [on_fabric("n1", "ib", gpus=1), on_fabric("n2", "ib", gpus=2)]
-    lab = Lab(both, [model("m", profile(nodes=2, gpus_per_node=1))])
+    ours = model("m", profile(gpus_per_node=1, node_selector={"m": "yes"}))
+    lab = Lab([node("n1", gpus=1, labels={"m": "yes"})], [ours])
     lab.run()
-    (old,) = lab.ready()
-    lab.add(on_fabric("n3", "ib", gpus=1))
+    lab.add(node("n2", gpus=2, labels={"m": "yes", "x": "yes"}))
+    lab.edit(ours, model("x", profile(gpus_per_node=1, node_selector={"x": "yes"})))
     lab.run()
-    lab.drain("n1", wait=True)
-    (new,) = (replica for replica in lab.replicas() if replica.id != old.id)
-    assert nodes_of(new) == ("n2", "n3")
-    lab.restart_control()
-    # No agent is back, so that nothing can be said of what n2 has begun with.
+    lab.slow = lambda shard: shard.model == "m"
+    lab.carry_out(rolling.restart(lab.state, "m", False, lab.now))
+    lab.tick()
+    (new,) = lab.on("n2")
     lab.drain("n2", wait=True)
+    lab.tick()
+    assert lab.state.drains["n2"].state is DrainState.WAITING
+    lab.add(node("n3", gpus=1, labels={"x": "yes"}))
+    assert lab.state.drains["n2"].state is DrainState.MOVING
     assert new.id not in lab.state.replicas or lab.state.replicas[new.id].state is ReplicaState.STOPPING
-    lab.come_back()
+
+
+def preparing_beside_two_that_serve() -> Lab:
+    """x and y serve on n2, and a is prepared on n1 and n2; n3 has room for one of a's ranks, or for one of the two."""
+    lab = Lab([on_fabric("n2", "ib", gpus=3)], [model("x", ONE), model("y", ONE)])
     lab.run()
-    assert [replica.id for replica in lab.ready()] == [old.id], "all serve on"
+    lab.add(on_fabric("n1", "ib", gpus=1))
+    lab.fetching = lambda shard: shard.model == "a"
+    lab.edit(model("x", ONE), model("y", ONE), model("a", profile(nodes=2, gpus_per_node=1)))
+    lab.tick()
+    (preparing,) = lab.replicas("a")
+    assert (preparing.state, nodes_of(preparing)) == (ReplicaState.PREPARING, ("n1", "n2"))
+    lab.add(on_fabric("n3", "ib", gpus=1))
+    return lab
+
+
+@pytest.mark.parametrize("allowed", [(), ("x",)])
+def test_a_drain_that_waits_does_not_begin_with_the_place_of_what_is_made_elsewhere(allowed: tuple[str, ...]) -> None:
+    lab = preparing_beside_two_that_serve()
+    before = {replica.id for name in ("x", "y") for replica in lab.ready(name)}
+    lab.drain("n2", wait=True, allow_downtime=allowed)
+    lab.fetching = lambda shard: False
+    lab.run()
+    assert {replica.id for name in ("x", "y") for replica in lab.ready(name)} == before, "all serve on"
+    assert [nodes_of(replica) for replica in lab.ready("a")] == [("n1", "n3")]
+    assert (lab.state.drains["n2"].state, lab.told("drain.moving")) == (DrainState.WAITING, [])
 
 
 def test_a_node_that_is_silent_when_it_need_not_be_emptied_any_more_is_suspect() -> None:

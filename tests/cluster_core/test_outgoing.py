@@ -176,7 +176,8 @@ def play(catalog: tuple[ModelSpec, ...], gpus: tuple[int, ...], steps: list[Act]
         else:
             assert any(move.state is MoveState.BLOCKED and move.why for move in drain.moves), drain
     for replica in lab.state.replicas.values():
-        assert replica.state in (ReplicaState.READY, ReplicaState.UNPLACED), replica
+        held_back = "not started, as" in replica.why and replica.state is ReplicaState.PREPARING
+        assert held_back or replica.state in (ReplicaState.READY, ReplicaState.UNPLACED), replica
         assert replica.replaces is None, replica
 
 

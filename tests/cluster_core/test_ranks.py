@@ -7,10 +7,11 @@ from itertools import permutations, product
 
 import pytest
 
+from llmgw.cluster import drain
 from llmgw.cluster.actions import Note
 from llmgw.cluster.derived import unconfirmed
 from llmgw.cluster.explain import why
-from llmgw.cluster.model import Cluster, Drain, DrainState, NodeState, ReplicaState, ShardPeer, ShardState
+from llmgw.cluster.model import Cluster, DrainState, NodeState, ReplicaState, ShardPeer, ShardState
 from llmgw.cluster.reconcile import desired, next_wake_s, reconcile, routes
 from llmgw.cluster.returning import WHOLE_WITHIN_S
 
@@ -147,13 +148,11 @@ def test_one_of_a_single_node_is_never_held_back() -> None:
     assert desired(state, "n1")[0].peers == ()
 
 
-WAITING = Drain(node="n2", since=0.0, state=DrainState.WAITING, wait=True)
-"""There is no other place for what has a rank there, so it stays."""
-
-
 def held(*names: str) -> Cluster:
     """A replica whose ranks on n1 and n2 are prepared, in the moment in which n2 is to be emptied, and waits for it."""
-    state = replace(settled(reported(settled(lab(*names)), S.PREPARING)), drains={"n2": WAITING})
+    state = settled(reported(settled(lab(*names)), S.PREPARING))
+    state = replace(state, drains={"n2": drain.plan(state, "n2", now=NOW, wait=True)})
+    state = replace(state, drains={"n2": replace(state.drains["n2"], state=DrainState.WAITING)})
     return reported(state, S.PREPARING, prepared=True)
 
 
@@ -166,19 +165,15 @@ def test_prepared_ranks_are_made_elsewhere_where_a_node_of_theirs_is_to_be_empti
     assert {shard.id for name in state.nodes for shard in desired(state, name)} == {new.shard_id(0), new.shard_id(1)}
 
 
-def test_where_there_is_no_other_place_for_them_that_is_said_until_the_node_takes_them_again() -> None:
-    state = settled(reported(settled(held()), S.STOPPED))
-    assert (only(state).state, only(state).placements) == (ReplicaState.UNPLACED, ())
-    assert "n2 is draining" in only(state).why
-    state = settled(replace(state, drains={}))
-    assert [placement.node for placement in only(state).placements] == ["n1", "n2"]
-
-
-def test_prepared_ranks_are_not_started_while_a_node_that_is_to_be_emptied_is_not_connected() -> None:
-    state = settled(with_node(held(), "n2", session=None))
-    assert only(state).state is ReplicaState.PREPARING
+def test_with_no_other_place_they_are_held_and_say_so_until_the_node_takes_them_again() -> None:
+    state = settled(held())
+    assert state.drains["n2"].state is DrainState.WAITING
+    assert (only(state).state, only(state).why) == (
+        ReplicaState.PREPARING,
+        "all 2 ranks are prepared; not started, as n2 is to be emptied",
+    )
     assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [False, False]
-    state = settled(with_node(replace(state, drains={}), "n2", session=1))
+    state = settled(replace(state, drains={}))
     assert [shard.go for name in ("n1", "n2") for shard in desired(state, name)] == [True, True]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmgw.cluster import rolling
+from llmgw.cluster.beside import original
 from llmgw.cluster.catalog import Profile
 from llmgw.cluster.differing import same_to_run
 from llmgw.cluster.engines import on_spares
@@ -105,7 +106,7 @@ class Healing:
     def _models(self, cluster: Cluster) -> str:
         for replica in cluster.replicas.values():
             at_rest = replica.state in (_R.READY, _R.UNPLACED)
-            if not (at_rest or _goes_on_in_vain(cluster, replica)):
+            if not (at_rest or _held_by_a_drain(cluster, replica) or _goes_on_in_vain(cluster, replica)):
                 return f"{replica.id} is {replica.state.value}: {replica.why}"
             if replica.lost:
                 return f"{replica.id} is lost: {replica.why}"
@@ -211,3 +212,11 @@ def _goes_on_in_vain(cluster: Cluster, replica: Replica) -> bool:
     if replica.state is not _R.FAILED or ran is None or spec is None or same_to_run(ran, spec):
         return False
     return any(BROKEN in profile.args for profile in ran.profiles)
+
+
+def _held_by_a_drain(cluster: Cluster, replica: Replica) -> bool:
+    """Its ranks are prepared, and are not started any more: it has no other place, and the drain waits for one."""
+    drains = [cluster.drains.get(placement.node) for placement in replica.placements]
+    waiting = any(drain is not None and drain.state is DrainState.WAITING and not drain.force for drain in drains)
+    held = replica.state is _R.PREPARING and len(drains) > 1 and waiting and "to be emptied" in replica.why
+    return held and original(cluster, replica) is None

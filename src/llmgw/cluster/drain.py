@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from llmgw.cluster.beside import nodes_of, original, replacement
 from llmgw.cluster.catalog import ModelSpec
-from llmgw.cluster.lifecycle import LEAVING, has_served, judged
+from llmgw.cluster.lifecycle import LEAVING, has_served, judged, stands
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
-from llmgw.cluster.starting import specs_drained
+from llmgw.cluster.starting import specs_drained, specs_elsewhere
 from llmgw.cluster.wording import count
 
 UNDER_WAY = (MoveState.STARTING, MoveState.SHIFTING, MoveState.FINISHING, MoveState.STOPPING)
@@ -51,11 +51,17 @@ def planned(cluster: Cluster, drain: Drain, now: Instant) -> Drain:
     known = {move.replica: move for move in drain.moves}
     planner = Planner(cluster)
     moves = [move for move in drain.moves if move.state is MoveState.MOVED]
-    for replica in to_move(cluster.replicas.values(), drain.node):
+    here = to_move(cluster.replicas.values(), drain.node)
+    for replica in here:
+        before = known.get(replica.id)
+        if before is not None and before.state in UNDER_WAY:
+            planner.release(replica)
+    if drain.wait and drain.state is DrainState.WAITING:
+        _hold_for_unplaced(cluster, planner)
+    for replica in here:
         before = known.get(replica.id)
         if before is not None and before.state in UNDER_WAY:
             moves.append(before)
-            planner.release(replica)
         elif replica.lost:
             move = before or Move(replica=replica.id, model=replica.model, since=now.wall_s)
             lost = replace(move, state=MoveState.BLOCKED, why=lost_words(drain.node), targets=(), lost=True)
@@ -66,11 +72,12 @@ def planned(cluster: Cluster, drain: Drain, now: Instant) -> Drain:
             moves.append(_as_it_was(before, _move(cluster, planner, drain, replica, move)))
     changed = replace(drain, moves=tuple(moves))
     stuck = blocked(changed)
-    if drain.state is DrainState.MOVING or not (stuck if drain.wait else _short(stuck)):
+    waits = stuck or _stopping(changed) if drain.wait else _short(stuck)
+    if drain.state is DrainState.MOVING or not waits:
         left = sum(move.state is not MoveState.MOVED for move in changed.moves)
         why = f"{count(left, 'replica')} to move" if left else f"nothing is placed on {drain.node}"
         return replace(changed, state=DrainState.MOVING, why=f"{why}; {_reasons(stuck)}" if stuck else why)
-    return replace(changed, state=DrainState.WAITING, why=waiting_words(stuck))
+    return replace(changed, state=DrainState.WAITING, why=waiting_words(changed))
 
 
 def refusal(drain: Drain) -> str | None:
@@ -104,8 +111,26 @@ def lost_words(node: str) -> str:
     return f"was lost with its node, and {node} may bring it back"
 
 
-def waiting_words(stuck: Iterable[Move]) -> str:
-    return f"waits until everything can move: {_reasons(stuck)}"
+def _hold_for_unplaced(cluster: Cluster, planner: Planner) -> None:
+    """Hold the places that wait to be taken: whoever has none goes before what has one, and only leaves a node."""
+    full: set[str] = set()
+    for _, replica in sorted(cluster.replicas.items()):
+        placeless = stands(replica) and not replica.lost and not replica.placements and replica.replaces is None
+        if placeless and replica.model not in full and planner.find_first(specs_elsewhere(cluster, replica)) is None:
+            full.add(replica.model)
+
+
+def _stopping(drain: Drain) -> list[Move]:
+    """Those that end: only then is it known what place is taken by what is made instead of them."""
+    return [move for move in drain.moves if move.state is MoveState.STOPPING]
+
+
+def waiting_words(drain: Drain) -> str:
+    stuck = blocked(drain)
+    if stuck:
+        return f"waits until everything can move: {_reasons(stuck)}"
+    ending = "; ".join(f"{move.replica} of {move.model} stops: {move.why}" for move in _stopping(drain))
+    return f"waits until it is known whether everything can move: {ending}"
 
 
 def to_move(replicas: Iterable[Replica], node: str) -> list[Replica]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmgw.cluster.beside import Round, nodes_of
+from llmgw.cluster.beside import Round, nodes_of, original
 from llmgw.cluster.drain import UNDER_WAY, blocked, lost_words, may_stop_first, planned, to_move, waiting_words
 from llmgw.cluster.lifecycle import ENDED, RUNNING, has_served, is_heard, observed, start_draining
 from llmgw.cluster.model import (
@@ -43,7 +43,7 @@ def carry_on(turn: Round) -> None:
             step.note("drain.ended", key, f"{key} is not drained any more: it has been {how}")
         else:
             before = step.drains[key]
-            _take_back(step, node)
+            _take_back(step, before, node)
             after = _settled(step, node, _begun(turn, _followed(turn, before)))
             if after != before:
                 step.drains[key] = after
@@ -64,18 +64,26 @@ def _waits_to_retry(move: Move, now: Instant) -> bool:
     return failed and move.since <= now.wall_s < move.since + TRY_AGAIN_S
 
 
-def _take_back(step: Step, node: Node) -> None:
+def _take_back(step: Step, drain: Drain, node: Node) -> None:
     """What was placed on the node and not taken up by it, or forgotten before it was started, is not begun there any
-    more: it is made elsewhere. So is one of several ranks that were not told to start: they would be held there for as
-    long as the drain waits, and whatever waits for them with it."""
+    more: it is made elsewhere."""
+    places = {move.replica for move in drain.moves if move.state is MoveState.PENDING and move.targets}
     for replica in to_move(step.replicas.values(), node.id):
         if replica.state not in RUNNING or node.session is None or has_served(replica):
             continue
         ranks = (rank for rank, placement in enumerate(replica.placements) if placement.node == node.id)
         if any(observed(node, replica, rank) is None for rank in ranks):
             start_draining(step, replica, f"{node.id} is to be drained, and has not begun with it")
-        elif len(replica.placements) > 1 and replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING):
+        elif _is_held(replica, drain) and (replica.id in places or original(step, replica) is not None):
             start_draining(step, replica, f"{node.id} is to be drained, and its ranks were not started yet")
+
+
+def _is_held(replica: Replica, drain: Drain) -> bool:
+    """True of several ranks that are not started for as long as the drain waits. They are made elsewhere where there is
+    a place; what was to take over from another is dropped else, so that whatever waits for that goes on."""
+    together = len(replica.placements) > 1
+    not_started = replica.state in (ReplicaState.PLACING, ReplicaState.PREPARING)
+    return together and not_started and drain.state is DrainState.WAITING
 
 
 # -- following what goes on
@@ -112,7 +120,7 @@ def _follow(turn: Round, drain: Drain, move: Move) -> Move:
     if move.lost:
         move = _become(replace(move, lost=False, replacement=None), MoveState.PENDING, "is back with its node", now)
     new = turn.replacement(old)
-    if new is not None:
+    if new is not None and not (drain.state is DrainState.WAITING and drain.node in nodes_of(new)):
         words = f"{new.id} takes over from it: {new.why}"
         starting = replace(move, replacement=new.id, targets=nodes_of(new) or move.targets, failed_on=new.failed_on)
         return _become(starting, MoveState.STARTING, words, now)
@@ -207,7 +215,7 @@ def _no_room(drain: Drain, old: Replica, short: str) -> str:
 def _settled(step: Step, node: Node, drain: Drain) -> Drain:
     stuck = blocked(drain)
     if drain.state is DrainState.WAITING:
-        return replace(drain, why=waiting_words(stuck))
+        return replace(drain, why=waiting_words(drain))
     moved = sum(move.state is MoveState.MOVED for move in drain.moves)
     # What runs on a node that is not heard is not known, unless it was drained before: such a one may be switched off.
     is_known = is_heard(step.cluster, node, step.now) and node.state is not NodeState.LOST
@@ -225,7 +233,7 @@ def _settled(step: Step, node: Node, drain: Drain) -> Drain:
             f"; {node.id} is lost since {clock(node.since)}: it is drained once it is back, or "
             f"`llmgw ctl node remove {node.id}` forgets it"
         )
-    elif not is_known:
+    elif moved == len(drain.moves) and not is_known:
         words += f"; {node.id} does not answer: whether it still runs anything is not known"
     elif moved == len(drain.moves) and (runs := _runs(node)):
         words += f"; {node.id} still runs {', '.join(runs)}"

@@ -223,8 +223,10 @@ def _before_they_run(
 ) -> tuple[ReplicaState, str] | None:
     """Of ranks that are all prepared, or were told to start and none has yet; None: it is said rank by rank."""
     told, prepared = _started(replica, shards), all(map(_is_prepared, shards))
-    if prepared and not told and any(node.state in EMPTIED for node in nodes):
-        return None
+    emptied = ", ".join(node.id for node in nodes if node.state in EMPTIED)
+    if prepared and emptied and not told:
+        words = f"all {len(shards)} ranks are prepared; not started, as {emptied} is to be emptied"
+        return ReplicaState.PREPARING, words
     if prepared or (told and not any(shard is not None and shard.state in _RUNS for shard in shards)):
         return ReplicaState.STARTING, f"all {len(shards)} ranks are prepared: starting together"
     return None

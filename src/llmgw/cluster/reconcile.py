@@ -71,13 +71,15 @@ def _replicas(step: Step) -> None:
     """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once, while a drain
     that begins changes what goes where, or while what was said of a node in a refusal is no longer so."""
     for _ in range(_ROUNDS):
-        replicas, nodes, drains = dict(step.replicas), dict(step.nodes), dict(step.drains)
+        replicas, nodes = dict(step.replicas), dict(step.nodes)
+        drains = {key: drain.state for key, drain in step.drains.items()}
         replaces = replace_outgoing(step)
         scale(step)
         let_go(step)
         _place(step)
         _settle_drained(step)
-        if step.nodes == nodes and step.drains == drains and (not replaces or step.replicas == replicas):
+        stand = step.nodes == nodes and drains == {key: drain.state for key, drain in step.drains.items()}
+        if stand and (not replaces or step.replicas == replicas):
             return
 
 
