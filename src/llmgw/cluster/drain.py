@@ -115,7 +115,7 @@ def _hold_for_unplaced(cluster: Cluster, planner: Planner) -> None:
     """Hold the places that wait to be taken: whoever has none goes before what has one, and only leaves a node."""
     full: set[str] = set()
     for _, replica in sorted(cluster.replicas.items()):
-        placeless = stands(replica) and not replica.lost and not replica.placements and replica.replaces is None
+        placeless = stands(replica) and not replica.placements and replica.replaces is None
         if placeless and replica.model not in full and planner.find_first(specs_elsewhere(cluster, replica)) is None:
             full.add(replica.model)
 
