@@ -339,7 +339,7 @@ def test_a_replacement_is_dropped_in_the_moment_in_which_a_drain_of_its_own_node
 
 
 def preparing_beside_two_that_serve() -> Lab:
-    """x and y serve on n2, and a is prepared on n1 and n2; n3 has room for one of a's ranks, or for one of the two."""
+    """x and y serve on n2, and a is prepared on n1 and n2."""
     lab = Lab([on_fabric("n2", "ib", gpus=3)], [model("x", ONE), model("y", ONE)])
     lab.run()
     lab.add(on_fabric("n1", "ib", gpus=1))
@@ -348,15 +348,25 @@ def preparing_beside_two_that_serve() -> Lab:
     lab.tick()
     (preparing,) = lab.replicas("a")
     assert (preparing.state, nodes_of(preparing)) == (ReplicaState.PREPARING, ("n1", "n2"))
-    lab.add(on_fabric("n3", "ib", gpus=1))
     return lab
 
 
 @pytest.mark.parametrize("allowed", [(), ("x",)])
-def test_a_drain_that_waits_does_not_begin_with_the_place_of_what_is_made_elsewhere(allowed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("room", ["before", "after"])
+def test_a_drain_that_waits_does_not_begin_with_the_place_of_what_is_made_elsewhere(
+    allowed: tuple[str, ...], room: str
+) -> None:
     lab = preparing_beside_two_that_serve()
     before = {replica.id for name in ("x", "y") for replica in lab.ready(name)}
+    (held,) = lab.replicas("a")
+    third = on_fabric("n3", "ib", gpus=1)  # room for one rank of a, or for one of the two
+    if room == "before":
+        lab.add(third)
     lab.drain("n2", wait=True, allow_downtime=allowed)
+    if room == "after":
+        assert lab.state.replicas[held.id].state is ReplicaState.PREPARING
+        lab.add(third)
+    assert lab.state.replicas[held.id].state is ReplicaState.STOPPING
     lab.fetching = lambda shard: False
     lab.run()
     assert {replica.id for name in ("x", "y") for replica in lab.ready(name)} == before, "all serve on"

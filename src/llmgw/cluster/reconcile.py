@@ -69,18 +69,22 @@ def reconcile(cluster: Cluster, now: Instant) -> tuple[Action, ...]:
 
 def _replicas(step: Step) -> None:
     """Replicas replaced, made, stopped and placed: again while that lets a replacement go on at once, while a drain
-    that begins changes what goes where, or while what was said of a node in a refusal is no longer so."""
+    that can move something changes what goes where, or while what was said of a node in a refusal is no longer so."""
     for _ in range(_ROUNDS):
-        replicas, nodes = dict(step.replicas), dict(step.nodes)
-        drains = {key: drain.state for key, drain in step.drains.items()}
+        replicas, nodes, drains = dict(step.replicas), dict(step.nodes), _drains_stand(step)
         replaces = replace_outgoing(step)
         scale(step)
         let_go(step)
         _place(step)
         _settle_drained(step)
-        stand = step.nodes == nodes and drains == {key: drain.state for key, drain in step.drains.items()}
-        if stand and (not replaces or step.replicas == replicas):
+        others_stand = step.nodes == nodes and _drains_stand(step) == drains
+        if others_stand and (not replaces or step.replicas == replicas):
             return
+
+
+def _drains_stand(step: Step) -> dict[str, tuple[object, ...]]:
+    """How far each drain is, and what it can move: what is decided by, without the words."""
+    return {key: (drain.state, *(move.state for move in drain.moves)) for key, drain in step.drains.items()}
 
 
 def apply(cluster: Cluster, actions: Sequence[Action]) -> Cluster:
