@@ -52,15 +52,15 @@ def planned(cluster: Cluster, drain: Drain, now: Instant) -> Drain:
     planner = Planner(cluster)
     moves = [move for move in drain.moves if move.state is MoveState.MOVED]
     here = to_move(cluster.replicas.values(), drain.node)
+    under_way = {key for key, move in known.items() if move.state in UNDER_WAY}
     for replica in here:
-        before = known.get(replica.id)
-        if before is not None and before.state in UNDER_WAY:
+        if replica.id in under_way:
             planner.release(replica)
     if drain.wait and drain.state is DrainState.WAITING:
         _hold_for_unplaced(cluster, planner)
     for replica in here:
         before = known.get(replica.id)
-        if before is not None and before.state in UNDER_WAY:
+        if before is not None and replica.id in under_way:
             moves.append(before)
         elif replica.lost:
             move = before or Move(replica=replica.id, model=replica.model, since=now.wall_s)

@@ -120,6 +120,7 @@ def _follow(turn: Round, drain: Drain, move: Move) -> Move:
     if move.lost:
         move = _become(replace(move, lost=False, replacement=None), MoveState.PENDING, "is back with its node", now)
     new = turn.replacement(old)
+    # Where the drain waits, one that has a rank on the very node is no way off it; where it moves, that one is dropped.
     if new is not None and not (drain.state is DrainState.WAITING and drain.node in nodes_of(new)):
         words = f"{new.id} takes over from it: {new.why}"
         starting = replace(move, replacement=new.id, targets=nodes_of(new) or move.targets, failed_on=new.failed_on)
