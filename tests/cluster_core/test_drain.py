@@ -338,6 +338,37 @@ def test_a_replacement_is_dropped_in_the_moment_in_which_a_drain_of_its_own_node
     assert new.id not in lab.state.replicas or lab.state.replicas[new.id].state is ReplicaState.STOPPING
 
 
+def test_a_replacement_that_is_held_on_a_node_whose_drain_waits_is_dropped_where_there_is_no_other_place() -> None:
+    """Else the drain that it was made for would wait for it for ever, and an operator's restart with that."""
+    pair = model("m", profile(nodes=2, gpus_per_node=1))
+    large = model("x", profile(gpus_per_node=2))
+    lab = Lab([on_fabric("n3", "ib", gpus=3)], [large, model("y", ONE)])
+    lab.run()
+    lab.add(on_fabric("n1", "ib", gpus=1))
+    lab.add(on_fabric("n2", "ib", gpus=2))
+    lab.edit(large, model("y", ONE), pair)
+    lab.run()
+    (old,) = lab.ready()
+    lab.edit(large, pair)
+    lab.run()
+    assert (nodes_of(old), [nodes_of(replica) for replica in lab.ready("x")]) == (("n1", "n2"), [("n3",)])
+    lab.fetching = lambda shard: shard.model == "m"
+    lab.drain("n1")
+    lab.tick()
+    (new,) = (replica for replica in lab.replicas() if replica.replaces == old.id)
+    assert (new.state, "n3" in nodes_of(new)) == (ReplicaState.PREPARING, True)
+    lab.drain("n3", wait=True)
+    lab.run()
+    assert lab.state.drains["n3"].state is DrainState.WAITING
+    assert [replica.id for replica in lab.replicas()] == [old.id]
+    assert lab.move("n1").state is MoveState.BLOCKED
+    lab.fetching = lambda shard: False
+    lab.add(on_fabric("n4", "ib", gpus=1))
+    lab.run()
+    assert lab.is_drained("n1")
+    assert [sorted(nodes_of(replica)) for replica in lab.ready()] == [["n2", "n4"]]
+
+
 def preparing_beside_two_that_serve() -> Lab:
     """x and y serve on n2, and a is prepared on n1 and n2."""
     lab = Lab([on_fabric("n2", "ib", gpus=3)], [model("x", ONE), model("y", ONE)])
@@ -353,10 +384,14 @@ def preparing_beside_two_that_serve() -> Lab:
 
 @pytest.mark.parametrize("allowed", [(), ("x",)])
 @pytest.mark.parametrize("room", ["before", "after"])
+@pytest.mark.parametrize("fits", [True, False])
 def test_a_drain_that_waits_does_not_begin_with_the_place_of_what_is_made_elsewhere(
-    allowed: tuple[str, ...], room: str
+    allowed: tuple[str, ...], room: str, fits: bool
 ) -> None:
     lab = preparing_beside_two_that_serve()
+    if not fits:
+        nowhere = profile(nodes=2, gpus_per_node=1, node_selector={"rack": "r21"})
+        lab.edit(model("x", ONE), model("y", ONE), model("a", nowhere))
     before = {replica.id for name in ("x", "y") for replica in lab.ready(name)}
     (held,) = lab.replicas("a")
     third = on_fabric("n3", "ib", gpus=1)  # room for one rank of a, or for one of the two

@@ -10,7 +10,7 @@ from llmgw.cluster.catalog import ModelSpec
 from llmgw.cluster.lifecycle import LEAVING, has_served, judged, stands
 from llmgw.cluster.model import Cluster, Drain, DrainState, Instant, Move, MoveState, NodeState, Replica, ReplicaState
 from llmgw.cluster.placement import Before, Placed, Planner
-from llmgw.cluster.starting import specs_drained, specs_elsewhere
+from llmgw.cluster.starting import specs_drained
 from llmgw.cluster.wording import count
 
 UNDER_WAY = (MoveState.STARTING, MoveState.SHIFTING, MoveState.FINISHING, MoveState.STOPPING)
@@ -113,11 +113,9 @@ def lost_words(node: str) -> str:
 
 def _hold_for_unplaced(cluster: Cluster, planner: Planner) -> None:
     """Hold the places that wait to be taken: whoever has none goes before what has one, and only leaves a node."""
-    full: set[str] = set()
     for _, replica in sorted(cluster.replicas.items()):
-        placeless = stands(replica) and not replica.placements and replica.replaces is None
-        if placeless and replica.model not in full and planner.find_first(specs_elsewhere(cluster, replica)) is None:
-            full.add(replica.model)
+        if stands(replica) and not replica.placements and replica.replaces is None:
+            planner.find_first(specs_drained(cluster, replica))
 
 
 def _stopping(drain: Drain) -> list[Move]:
